@@ -1,0 +1,88 @@
+"""The lifecycle table: which verb leads from which state to which, and what happens unasked.
+
+This is the only place that knows it. The control plane guards its transitions with it, the documentation is checked
+against it, and the model of the state-machine test is built from it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """The last stable state of a sandbox; a request in flight shows as its operation."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUSPENDED = "suspended"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+
+class Verb(StrEnum):
+    """What a user asks for; the `kind` of an operation."""
+
+    CREATE = "create"
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+    START = "start"
+    WAKE = "wake"
+    DELETE = "delete"
+
+
+class Cause(StrEnum):
+    """What happens to a sandbox without being asked for."""
+
+    GUEST_POWER_OFF = "guest_power_off"
+    HOST_REBOOT = "host_reboot"
+    SERVICE_DOWN = "service_down"
+    VMM_DIED = "vmm_died"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+@dataclass(frozen=True)
+class Transition:
+    """From any of `sources` to `target`; from `satisfied` the verb succeeds and does nothing."""
+
+    sources: frozenset[State]
+    target: State
+    satisfied: frozenset[State] = frozenset()
+
+
+_ALIVE = frozenset({State.RUNNING, State.PAUSED})
+_ANY = frozenset(State) - {State.DELETED}
+
+VERBS: dict[Verb, Transition] = {
+    Verb.CREATE: Transition(frozenset({State.PENDING}), State.RUNNING),
+    Verb.PAUSE: Transition(frozenset({State.RUNNING}), State.PAUSED, frozenset({State.PAUSED})),
+    Verb.RESUME: Transition(frozenset({State.PAUSED}), State.RUNNING, frozenset({State.RUNNING})),
+    Verb.STOP: Transition(
+        frozenset({State.RUNNING, State.PAUSED, State.SUSPENDED, State.FAILED}),
+        State.STOPPED,
+        frozenset({State.STOPPED}),
+    ),
+    Verb.START: Transition(frozenset({State.STOPPED, State.FAILED}), State.RUNNING, frozenset({State.RUNNING})),
+    Verb.WAKE: Transition(frozenset({State.PAUSED, State.STOPPED}), State.RUNNING, frozenset({State.RUNNING})),
+    Verb.DELETE: Transition(_ANY, State.DELETED, frozenset({State.DELETED})),
+}
+
+CAUSES: dict[Cause, Transition] = {
+    Cause.GUEST_POWER_OFF: Transition(_ALIVE, State.STOPPED),
+    Cause.HOST_REBOOT: Transition(_ALIVE, State.STOPPED),
+    Cause.SERVICE_DOWN: Transition(_ALIVE, State.STOPPED),
+    Cause.VMM_DIED: Transition(_ALIVE, State.FAILED),
+    Cause.OUT_OF_MEMORY: Transition(_ALIVE, State.FAILED),
+}
+
+
+def admits(verb: Verb, state: State) -> bool:
+    """Tells whether `verb` may start from `state`, be it to do nothing."""
+    row = VERBS[verb]
+    return state in row.sources or state in row.satisfied
+
+
+def verbs_from(state: State) -> tuple[Verb, ...]:
+    """Returns the verbs that `state` admits: what a 409 offers as a way out."""
+    return tuple(verb for verb in VERBS if verb is not Verb.CREATE and admits(verb, state))

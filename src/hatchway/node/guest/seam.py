@@ -1,0 +1,153 @@
+"""The host end of the guest channel as the rest of the node sees it.
+
+`GuestLink` (in `link.py`) keeps one connection to one sandbox's agent, reconnects and resynchronises after a loss for as
+long as the VM lives, and gives each process's output to its `ProcessSink`. The protocol is docs/protocols/guest-channel.md.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class GuestError(Exception):
+    """The agent refused; `errno` is its STATUS."""
+
+    def __init__(self, errno: int, message: str) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class LinkLost(Exception):
+    """The VM ended, or the agent does not answer within the bound."""
+
+
+class ProcessState(enum.IntEnum):
+    """STATE of a PROC frame."""
+
+    RUNNING = 1
+    EXITED = 2
+    CLOSED = 3
+
+
+class ExitReason(enum.IntEnum):
+    """REASON of a PROC frame."""
+
+    EXITED = 1
+    SIGNALED = 2
+    TIMEOUT = 3
+    OOM = 4
+    SPAWN_FAILED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Proc:
+    """What the agent says of one process; offsets in octets, times in microseconds."""
+
+    number: int
+    key: str
+    state: ProcessState
+    pid: int | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    reason: ExitReason | None = None
+    message: str = ""
+    utime_us: int = 0
+    stime_us: int = 0
+    wall_us: int = 0
+    max_rss_kib: int = 0
+    stdout_total: int = 0
+    stderr_total: int = 0
+    stdin_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """One process to start; `number` is the host's (1 ≤ number < 2**31), `key` unique in the sandbox for ever."""
+
+    number: int
+    key: str
+    argv: Sequence[str | bytes]
+    env: Mapping[str, str]
+    cwd: str | None = None
+    user: str | None = None
+    stdin: bool = True
+    pty: tuple[int, int] | None = None
+    merge_stderr: bool = False
+    timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHello:
+    """What the agent said when the link came up."""
+
+    boot_id: str
+    agent: str
+    uptime_ns: int
+    processes: tuple[Proc, ...]
+
+
+class ProcessSink(Protocol):
+    """Where the output and the states of one process go. The calls come from the event loop and must not block long."""
+
+    def stored(self) -> tuple[int, int]:
+        """Offsets up to which stdout and stderr are stored: where the agent goes on after a resynchronisation."""
+
+    def output(self, fd: int, offset: int, data: memoryview) -> None:
+        """Stores output before it returns (the link acknowledges it then). `fd` is 1 or 2. An offset beyond what was stored is a gap."""
+
+    def changed(self, proc: Proc) -> None:
+        """The process's state changed; may repeat what is known."""
+
+    def gone(self, reason: str) -> None:
+        """The process is lost with its VM, or the agent knows nothing of it (a cold boot in between): no more calls come."""
+
+
+class GuestLink(Protocol):
+    """One sandbox's agent. All calls wait through a reconnection, raise `LinkLost` when the VM is gone and `GuestError` when refused."""
+
+    hello: AgentHello
+
+    async def setup(
+        self,
+        *,
+        time_ns: int | None = None,
+        entropy: bytes = b"",
+        hostname: str | None = None,
+        machine_id: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Gives the guest its clock, randomness, identity and environment, in one request."""
+
+    async def ping(self) -> int:
+        """Round trip; returns the guest's wall clock in nanoseconds."""
+
+    async def spawn(self, spawn: Spawn, sink: ProcessSink) -> int | None:
+        """Starts a process and connects its sink; returns its pid, None when the record is EXITED with spawn_failed (the sink hears why)."""
+
+    def attach(self, number: int, sink: ProcessSink) -> bool:
+        """Connects a sink to a process that the agent already has (after a restart of the node); False when it does not know it."""
+
+    async def send_input(self, number: int, offset: int, data: bytes, *, eof: bool = False) -> int:
+        """Gives stdin octets at `offset`; waits for credit; returns the next offset once the agent's process took or will take them."""
+
+    async def signal(self, number: int, signal: int, *, leader_only: bool = False) -> None:
+        """Signals the whole tree, or the leader."""
+
+    async def resize(self, number: int, rows: int, cols: int) -> None:
+        """Resizes the process's terminal."""
+
+    async def close_process(self, number: int) -> None:
+        """Kills what is left of its tree and forgets it and its output."""
+
+    async def sync(self) -> None:
+        """Flushes the guest's disks."""
+
+    async def resize_disk(self) -> int:
+        """Grows the file system to its device; returns its size in octets."""
+
+    async def shutdown(self) -> None:
+        """Asks for power-off; returns when the agent accepted."""
+
+    async def close(self) -> None:
+        """Drops the connection; the agent keeps everything for the next one."""

@@ -1,0 +1,118 @@
+"""The closed list of what the launcher can be asked to do.
+
+One request is one SOCK_SEQPACKET datagram of JSON, at most 60,000 octets, one answer likewise; descriptors travel beside it
+(SCM_RIGHTS). Nothing here is interpreted as a path, a command or a rule by the launcher: ids are checked against the
+id grammar, numbers against their ranges, and the VMM's arguments are handed to a jailed, unprivileged process as they are.
+"""
+
+import msgspec
+
+MAX_DATAGRAM = 60_000
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the launcher's messages."""
+
+
+class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
+    """Asks what the launcher can do. Answer: `HelloAnswer`."""
+
+
+class StartVm(Struct, frozen=True, kw_only=True, tag="start_vm"):
+    """Starts a shim and its VMM in a fresh jail. Answer: `Started`; descriptors of the answer: none.
+
+    Descriptors of the request, in this order: the jail's root folder (O_PATH), then one per entry of `pass_as`.
+    The launcher adds: `QMP_FD` and `AGENT_FD` (listening sockets of run/vm/ID/qmp.sock and agent.sock) and, when
+    `network`, `TAP_FD`. A VM of the same id and generation that already runs is answered again; one of an older
+    generation is an error `exists`.
+    """
+
+    sandbox_id: str
+    generation: int
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    pass_as: tuple[int, ...] = ()
+    """Number that the descriptor gets in the VMM, 20 to 99, one for each descriptor after the first."""
+    network: bool = True
+    kvm: bool = False
+    vcpus: int = 1
+    memory_limit_mib: int = 512
+    """Bound of the VM's cgroup: guest memory, translation cache and the VMM itself."""
+    disk_limit_mib: int = 1_048_576
+    """RLIMIT_FSIZE of the VMM."""
+
+
+class KillVm(Struct, frozen=True, kw_only=True, tag="kill_vm"):
+    """Ends the shim and all it started, by SIGKILL, whatever they do. Idempotent. Answer: `Done`."""
+
+    sandbox_id: str
+
+
+class ForgetVm(Struct, frozen=True, kw_only=True, tag="forget_vm"):
+    """Removes what is left of a VM that ended: run folder, cgroup, slot. Idempotent. Errors: `running`. Answer: `Done`."""
+
+    sandbox_id: str
+
+
+class ListVms(Struct, frozen=True, kw_only=True, tag="list_vms"):
+    """Asks for every VM that the launcher has a record of. Answer: `VmList`."""
+
+
+Request = Hello | StartVm | KillVm | ForgetVm | ListVms
+
+QMP_FD = 10
+AGENT_FD = 11
+TAP_FD = 12
+
+
+class HelloAnswer(Struct, frozen=True, kw_only=True, tag="hello_answer"):
+    """Limits that are enforced, namespaces and devices that can be had; what is lacking has its remedy in `warnings`."""
+
+    rootless: bool
+    network: bool
+    cgroups: str
+    """`v2`, `v1` or `none`."""
+    warnings: tuple[str, ...] = ()
+
+
+class VmRecord(Struct, frozen=True, kw_only=True):
+    """One VM, as the launcher recorded it; also the content of run/vm/ID/launch.json."""
+
+    sandbox_id: str
+    generation: int
+    uid: int
+    slot: int
+    shim_pid: int
+    """In the host's (the launcher's) PID namespace."""
+    shim_starttime: int
+    """Field 22 of /proc/PID/stat: with the pid it names one process for ever."""
+    host_boot_id: str
+    network: bool
+    alive: bool = True
+
+
+class Started(Struct, frozen=True, kw_only=True, tag="started"):
+    """The VMM was exec'ed in its jail."""
+
+    vm: VmRecord
+
+
+class VmList(Struct, frozen=True, kw_only=True, tag="vm_list"):
+    """Answer to `ListVms`; VMs of an earlier host boot are listed with `alive: false`."""
+
+    vms: tuple[VmRecord, ...]
+
+
+class Done(Struct, frozen=True, kw_only=True, tag="done"):
+    """It is so."""
+
+
+class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
+    """It could not be done. `code`: `invalid exists running no_slot jail_failed spawn_failed denied host_exhausted`."""
+
+    code: str
+    message: str
+    remedy: str = ""
+
+
+Answer = HelloAnswer | Started | VmList | Done | Failed

@@ -1,0 +1,259 @@
+"""What the control plane says to a node and hears from it.
+
+Carried by `wire.rpc`: the method names are the keys of `METHODS`; a node answers with the result or an error that is a
+`HatchwayError` on the far side. Every request is idempotent: a control process that died in the middle repeats it. A
+request with an older `generation` than the node has seen for a sandbox is refused with `Conflict("stale_generation")`.
+"""
+
+import msgspec
+
+from hatchway.domain.shapes import Shape
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of every message."""
+
+
+class Empty(Struct, frozen=True, kw_only=True):
+    """Nothing to say."""
+
+
+class NodeInfo(Struct, frozen=True, kw_only=True):
+    """Who a node is and what it can do; answer to `node.info`."""
+
+    node_id: str
+    version: str
+    boot_id: str
+    """The host's boot id: another one than before means that the host rebooted."""
+    attach_url: str
+    """Base URL of the data plane that clients connect to, for example `http://127.0.0.1:7071`."""
+    isolation: str
+    """`hardware` or `emulated`."""
+    vmm: str
+    """Name and version of the VMM, for example `qemu 7.2.22`."""
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    """Free space of the data folder."""
+    warnings: tuple[str, ...] = ()
+
+
+class TokenKey(Struct, frozen=True, kw_only=True):
+    """A public key that data-plane tokens of this installation are checked with (Ed25519, raw, 32 octets)."""
+
+    key_id: str
+    public: bytes
+
+
+class Configure(Struct, frozen=True, kw_only=True):
+    """Pushed by every control process as soon as it is connected: `node.configure`."""
+
+    token_keys: tuple[TokenKey, ...]
+    revoked: tuple[str, ...] = ()
+    """Ids (`jti`) of tokens that are no longer valid although they have not expired."""
+
+
+class TemplateRelease(Struct, frozen=True, kw_only=True):
+    """A template that is on the node, ready to run: `template.list`, `template.resolve`."""
+
+    name: str
+    tag: str
+    digest: str
+    """`sha256:…` of the manifest."""
+    size_bytes: int
+    created_at: float
+    description: str = ""
+
+
+class ResolveTemplate(Struct, frozen=True, kw_only=True):
+    """Asks for the release behind a reference: `name`, `name:tag` or `name@sha256:…`. NotFound("unknown_template")."""
+
+    reference: str
+
+
+class SandboxSpec(Struct, frozen=True, kw_only=True):
+    """All that a node needs to make a sandbox: `sandbox.create`."""
+
+    sandbox_id: str
+    project: str
+    generation: int
+    template_digest: str
+    shape: Shape
+    hostname: str
+    env: dict[str, str] = {}
+    require_isolation: str | None = None
+
+
+class SandboxRef(Struct, frozen=True, kw_only=True):
+    """Names a sandbox for `sandbox.start|stop|pause|resume|delete|get`."""
+
+    sandbox_id: str
+    generation: int
+
+
+class StopRequest(SandboxRef, frozen=True, kw_only=True):
+    """`sandbox.stop`: memory is dropped, the disk kept. `reason` is shown by the sandbox."""
+
+    reason: str = ""
+    grace_s: float = 5.0
+    """How long the guest may take to flush and power off before the VMM is killed."""
+
+
+class Observed(Struct, frozen=True, kw_only=True):
+    """What the node sees of a sandbox: result of every sandbox verb, element of `sandbox.list`, and event."""
+
+    sandbox_id: str
+    project: str
+    generation: int
+    state: str
+    """A `domain.lifecycle.State`; `pending` while it is being made; `deleted` when no trace is left."""
+    cause: str | None = None
+    """A `domain.lifecycle.Cause`, when the state came unasked."""
+    reason: str = ""
+    """For people: why it failed or stopped."""
+    isolation: str = "emulated"
+    boot_id: str | None = None
+    """The guest's boot id; it changes with a cold boot."""
+    phases_ms: dict[str, float] = {}
+    """How long the phases of the last verb took."""
+    sequence: int = 0
+    """Grows with every change on this node."""
+
+
+class SandboxList(Struct, frozen=True, kw_only=True):
+    """Answer to `sandbox.list`; `sequence` is where `events` go on from."""
+
+    sandboxes: tuple[Observed, ...]
+    sequence: int
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """How far a long verb is; an event."""
+
+    sandbox_id: str
+    phase: str
+    fraction: float | None = None
+
+
+class TerminalSize(Struct, frozen=True, kw_only=True):
+    """Rows and columns of a pseudo terminal."""
+
+    rows: int = 24
+    cols: int = 80
+
+
+class SessionSpec(Struct, frozen=True, kw_only=True):
+    """A command session, before its process is started by attaching: `session.create`."""
+
+    session_id: str
+    sandbox_id: str
+    project: str
+    process_id: int
+    """The number of the process in its sandbox, given by the control plane: from 1 up, never used twice."""
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    user: str | None = None
+    pty: TerminalSize | None = None
+    stdin: bool = True
+    timeout_s: float | None = None
+    retain_s: float = 3600.0
+    """How long the output is kept after the process ended."""
+
+
+class SessionRef(Struct, frozen=True, kw_only=True):
+    """Names a session for `session.get|delete`."""
+
+    session_id: str
+
+
+class SandboxSessions(Struct, frozen=True, kw_only=True):
+    """Asks for the sessions of one sandbox: `session.list`."""
+
+    sandbox_id: str
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """What a process used: CPU and wall time in seconds, memory in KiB."""
+
+    user_s: float = 0.0
+    system_s: float = 0.0
+    wall_s: float = 0.0
+    max_rss_kib: int = 0
+
+
+class Exit(Struct, frozen=True, kw_only=True):
+    """How a process ended."""
+
+    reason: str
+    """`exited signaled timeout oom spawn_failed sandbox_lost rolled_back`."""
+    code: int | None = None
+    signal: int | None = None
+    message: str = ""
+    usage: Usage = Usage()
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+
+
+class SessionStatus(Struct, frozen=True, kw_only=True):
+    """What the node knows of a session: result of the session methods, and event."""
+
+    session_id: str
+    sandbox_id: str
+    state: str
+    """`created`, `running`, `exited` (the leader ended), `ended` (the streams ended too)."""
+    pid: int | None = None
+    exit: Exit | None = None
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    retain_until: float | None = None
+
+
+class SessionList(Struct, frozen=True, kw_only=True):
+    """Answer to `session.list`."""
+
+    sessions: tuple[SessionStatus, ...]
+
+
+class Subscribe(Struct, frozen=True, kw_only=True):
+    """`events.subscribe`: from then on this connection gets every `Event` after `sequence`."""
+
+    sequence: int = 0
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Something changed on the node. Exactly one member is set."""
+
+    observed: Observed | None = None
+    session: SessionStatus | None = None
+    progress: Progress | None = None
+
+
+class TemplateList(Struct, frozen=True, kw_only=True):
+    """Answer to `template.list`."""
+
+    templates: tuple[TemplateRelease, ...]
+
+
+METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
+    "node.info": (Empty, NodeInfo),
+    "node.configure": (Configure, Empty),
+    "template.list": (Empty, TemplateList),
+    "template.resolve": (ResolveTemplate, TemplateRelease),
+    "sandbox.create": (SandboxSpec, Observed),
+    "sandbox.start": (SandboxRef, Observed),
+    "sandbox.stop": (StopRequest, Observed),
+    "sandbox.pause": (SandboxRef, Observed),
+    "sandbox.resume": (SandboxRef, Observed),
+    "sandbox.delete": (SandboxRef, Observed),
+    "sandbox.get": (SandboxRef, Observed),
+    "sandbox.list": (Empty, SandboxList),
+    "session.create": (SessionSpec, SessionStatus),
+    "session.get": (SessionRef, SessionStatus),
+    "session.list": (SandboxSessions, SessionList),
+    "session.delete": (SessionRef, Empty),
+    "events.subscribe": (Subscribe, Empty),
+}
+"""Method name → (request, answer)."""

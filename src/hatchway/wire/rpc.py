@@ -1,0 +1,174 @@
+"""Requests, answers and events between the control plane and a node, over any asyncio byte stream.
+
+A message is a 4-octet big-endian length and that many octets of MessagePack: `[id, method, params]` is a request,
+`[id, null, result]` its answer, `[id, {error…}, null]` its failure and `[0, method, params]` an event, which nobody
+answers. Both ends may have any number of requests in flight up to their bound. The stream is a Unix socket whose peer was
+checked, or mutual TLS; this module does not know which.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from hatchway.domain.errors import HatchwayError, Internal, Unavailable, from_status
+
+T = TypeVar("T")
+
+MAX_MESSAGE = 8 * 1024 * 1024
+MAX_CONCURRENT = 256
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[["Connection", msgspec.Raw], Awaitable[object]]
+EventHandler = Callable[[str, msgspec.Raw], None]
+
+_HEADER = struct.Struct(">I")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw, msgspec.Raw])
+
+
+class Connection:
+    """One end of an RPC stream: calls methods of the peer and serves its calls, until either side closes."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        handlers: Mapping[str, Handler] | None = None,
+        on_event: EventHandler | None = None,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._handlers = handlers or {}
+        self._on_event = on_event
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+        self.closed = asyncio.Event()
+
+    async def call(self, method: str, params: object, result: type[T], *, within: float | None = None) -> T:
+        """Calls `method` and returns its result, decoded as `result`.
+
+        Raises the `HatchwayError` that the peer answered with, `Unavailable("peer_lost")` when the stream ends first, and
+        `TimeoutError` after `within` seconds.
+        """
+        if self.closed.is_set():
+            raise Unavailable("peer_lost", "The connection to the other process is closed.", "Try again.")
+        request = next(self._ids)
+        future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        self._pending[request] = future
+        try:
+            self._send((request, method, params))
+            async with asyncio.timeout(within):
+                return msgspec.msgpack.decode(await future, type=result)
+        finally:
+            self._pending.pop(request, None)
+
+    def notify(self, method: str, params: object) -> None:
+        """Sends an event. A peer that does not read is closed when more than `MAX_MESSAGE` octets wait for it."""
+        if not self.closed.is_set():
+            self._send((0, method, params))
+
+    async def run(self) -> None:
+        """Reads until the stream ends; then fails what is pending. Never raises for what the peer did."""
+        try:
+            while True:
+                header = await self._reader.readexactly(4)
+                (length,) = _HEADER.unpack(header)
+                if length > MAX_MESSAGE:
+                    log.warning("rpc peer announced %d octets; closing", length)
+                    return
+                self._receive(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError, msgspec.ValidationError):
+            return
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Closes the stream; pending calls fail with `peer_lost`, calls being served are cancelled."""
+        if self.closed.is_set():
+            return
+        self.closed.set()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(
+                    Unavailable("peer_lost", "The other process went away in the middle.", "Try again.")
+                )
+        for task in list(self._serving):
+            task.cancel()
+        self._writer.close()
+        with contextlib.suppress(ConnectionError, OSError):
+            await self._writer.wait_closed()
+
+    def _send(self, message: tuple[int, object, object]) -> None:
+        body = _encoder.encode(message)
+        transport = self._writer.transport
+        if transport.get_write_buffer_size() > MAX_MESSAGE:
+            log.warning("rpc peer does not read; closing")
+            transport.abort()
+            return
+        self._writer.write(_HEADER.pack(len(body)) + body)
+
+    def _receive(self, body: bytes) -> None:
+        number, head, params = _decoder.decode(body)
+        method = msgspec.msgpack.decode(head, type=str | dict[str, object] | None)
+        if isinstance(method, str):
+            if number == 0:
+                if self._on_event is not None:
+                    self._on_event(method, params)
+            elif len(self._serving) >= MAX_CONCURRENT:
+                self._send((number, _error_body(Unavailable("busy", "Too many requests at once.", "Try again.")), None))
+            else:
+                task = asyncio.get_running_loop().create_task(self._serve(number, method, params))
+                self._serving.add(task)
+                task.add_done_callback(self._serving.discard)
+            return
+        future = self._pending.get(number)
+        if future is None or future.done():
+            return
+        if method is None:
+            future.set_result(params)
+        else:
+            future.set_exception(_error_from(method))
+
+    async def _serve(self, number: int, method: str, params: msgspec.Raw) -> None:
+        handler = self._handlers.get(method)
+        try:
+            if handler is None:
+                raise Internal(
+                    "unknown_method", f"There is no method {method!r}.", "Both processes must be of one version."
+                )
+            result = await handler(self, params)
+        except HatchwayError as error:
+            answer: tuple[int, object, object] = (number, _error_body(error), None)
+        except msgspec.ValidationError as error:
+            answer = (number, _error_body(Internal("bad_message", str(error))), None)
+        except Exception as error:
+            log.exception("rpc %s failed", method)
+            answer = (number, _error_body(Internal("internal", f"{type(error).__name__}: {error}")), None)
+        else:
+            answer = (number, None, result)
+        if not self.closed.is_set():
+            self._send(answer)
+
+
+def _error_body(error: HatchwayError) -> dict[str, object]:
+    return {"status": error.status, **error.as_dict()}
+
+
+def _error_from(body: dict[str, object]) -> HatchwayError:
+    extra = {key: value for key, value in body.items() if key not in ("status", "code", "cause", "remedy")}
+    status = body.get("status")
+    return from_status(
+        status if isinstance(status, int) else 500,
+        str(body.get("code", "internal")),
+        str(body.get("cause", "")),
+        str(body.get("remedy", "")),
+        **extra,
+    )
