@@ -240,6 +240,7 @@ class TemplateList(Struct, frozen=True, kw_only=True):
 METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "node.info": (Empty, NodeInfo),
     "node.configure": (Configure, Empty),
+    "node.drain": (Empty, Empty),
     "template.list": (Empty, TemplateList),
     "template.resolve": (ResolveTemplate, TemplateRelease),
     "sandbox.create": (SandboxSpec, Observed),

@@ -203,5 +203,8 @@ class Driver(Protocol):
     async def capture(self, vm: Vm, folder: Path) -> None:
         """Live full snapshot of a restored VM that is paused: what changed since its parent, sparse (memory diff, device state, disk layer)."""
 
+    def overhead_mib(self, shape: Shape) -> int:
+        """Memory that the VMM needs beside the guest's own: translation cache, device state, the process itself."""
+
     def baked_key(self, template_digest: str, shape: Shape) -> str:
         """Names the baked snapshot that fits this template and shape on this host; the disk size does not matter."""

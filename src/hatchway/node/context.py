@@ -1,0 +1,29 @@
+"""What every sandbox of a node shares."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hatchway.node.events import Events
+from hatchway.node.images.bake import Baker
+from hatchway.node.images.store import Images
+from hatchway.node.sessions.seam import SessionHost
+from hatchway.node.vmm.launcher import LauncherClient
+from hatchway.node.vmm.seam import Driver
+
+
+@dataclass(frozen=True)
+class Context:
+    """The parts of one node, made once by `main`."""
+
+    root: Path
+    """Folder of the sandboxes' folders."""
+    host_boot_id: str
+    driver: Driver
+    launcher: LauncherClient
+    images: Images
+    baker: Baker
+    sessions: SessionHost
+    events: Events
+    drop: Callable[[str], None]
+    """Forgets a sandbox that is deleted."""

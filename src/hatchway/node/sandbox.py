@@ -1,0 +1,460 @@
+"""One sandbox on this node: its record, its VM, its guest link, and the verbs that move it.
+
+One verb runs at a time. A verb is a task of its own, so that a control process that dies while it waits changes nothing; the
+same verb asked again joins it; delete cancels whatever runs. Before a verb does anything that a restart would have to know of,
+the record says so.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from hatchway.domain.errors import Conflict, HatchwayError
+from hatchway.domain.lifecycle import Cause, State, Verb, admits, verbs_from
+from hatchway.node import record as records
+from hatchway.node.context import Context
+from hatchway.node.faults import explained
+from hatchway.node.guest.link import Setup, connect
+from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost
+from hatchway.node.record import Record
+from hatchway.node.vmm.seam import SnapshotMismatch, Vm, VmInfo, VmmDied, VmmError, VmSpec
+from hatchway.wire.node import Observed, SandboxSpec
+
+BOOT_WITHIN_S = 60.0
+"""A cold boot's agent answers within this (measured: 2–5 s on two slow cores)."""
+RESTORE_WITHIN_S = 20.0
+SHUTDOWN_WITHIN_S = 5.0
+RESIZE_WITHIN_S = 60.0
+
+IN_HAND = frozenset({"creating", "starting", "stopping", "deleting"})
+
+log = logging.getLogger(__name__)
+
+
+class Phases:
+    """Stopwatch of one verb; `ms` maps each phase's name to its milliseconds."""
+
+    def __init__(self) -> None:
+        self.ms: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def done(self, name: str) -> None:
+        """Ends a phase."""
+        now = time.perf_counter()
+        self.ms[name] = round((now - self._last) * 1e3, 2)
+        self._last = now
+
+
+def new_record(spec: SandboxSpec, host_boot_id: str) -> Record:
+    """The first record of a sandbox. Its machine id follows from its id, so that no two share one."""
+    return Record(
+        sandbox_id=spec.sandbox_id,
+        project=spec.project,
+        generation=spec.generation,
+        template_digest=spec.template_digest,
+        shape=spec.shape,
+        hostname=spec.hostname,
+        machine_id=hashlib.sha256(spec.sandbox_id.encode()).hexdigest()[:32],
+        env={"HATCHWAY_SANDBOX_ID": spec.sandbox_id, **spec.env},
+        state="creating",
+        host_boot_id=host_boot_id,
+    )
+
+
+class Sandbox:
+    """One sandbox; see the module."""
+
+    def __init__(self, context: Context, folder: Path, record: Record) -> None:
+        self._context = context
+        self.folder = folder
+        self.record = record
+        self.link: GuestLink | None = None
+        self._vm: Vm | None = None
+        self._verb: Verb | None = None
+        self._task: asyncio.Task[Observed] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._phases: dict[str, float] = {}
+        self._sequence = context.events.next_sequence()
+
+    # -- what it is
+
+    def observed(self) -> Observed:
+        """What the control plane is told; a verb in hand shows as the state before it."""
+        record = self.record
+        state = {"creating": State.PENDING, "starting": State.STOPPED, "stopping": State.RUNNING}.get(record.state)
+        return Observed(
+            sandbox_id=record.sandbox_id,
+            project=record.project,
+            generation=record.generation,
+            state=str(state or record.state),
+            cause=record.cause,
+            reason=record.reason,
+            isolation=record.isolation,
+            boot_id=record.boot_id,
+            phases_ms=self._phases,
+            sequence=self._sequence,
+        )
+
+    # -- verbs
+
+    async def create(self) -> Observed:
+        """Restores the template's baked snapshot and gives it its identity. Raises `HatchwayError`; the record then is `failed`."""
+        if self.record.state == State.RUNNING:
+            return self.observed()
+        return await self._do(Verb.CREATE, self._create)
+
+    async def start(self) -> Observed:
+        """Cold boot on the kept disk."""
+        return await self._do(Verb.START, self._start)
+
+    async def stop(self, reason: str, grace_s: float, cause: Cause | None = None) -> Observed:
+        """Powers the guest off; kills it after `grace_s` seconds. The disk stays."""
+        return await self._do(Verb.STOP, lambda: self._stop(reason, grace_s, cause))
+
+    async def pause(self) -> Observed:
+        """Stops the virtual CPUs."""
+        return await self._do(Verb.PAUSE, self._pause)
+
+    async def resume(self) -> Observed:
+        """Lets the virtual CPUs go on, with the clock set."""
+        return await self._do(Verb.RESUME, self._resume)
+
+    async def delete(self) -> Observed:
+        """Ends and removes everything, whatever is going on. Succeeds from every state."""
+        if self._verb is not Verb.DELETE and self._task is not None and not self._task.done():
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, HatchwayError):
+                await asyncio.shield(self._task)
+        return await self._do(Verb.DELETE, self._delete)
+
+    # -- after a restart of the node
+
+    async def adopt(self, vm_is_known: bool) -> None:
+        """Finds out what became of the sandbox while no node was there, and goes on with it."""
+        record = self.record
+        if record.host_boot_id != self._context.host_boot_id:
+            if record.state in (State.RUNNING, State.PAUSED, "stopping", "starting"):
+                self._ended_as(State.STOPPED, Cause.HOST_REBOOT, "The host was restarted.")
+            elif record.state == "creating":
+                self._ended_as(State.FAILED, None, "The host was restarted while the sandbox was being created.")
+        elif record.state in IN_HAND:
+            await self._context.launcher.kill_vm(record.sandbox_id)
+            await self._context.launcher.forget_vm(record.sandbox_id)
+            if record.state == "creating":
+                self._ended_as(State.FAILED, None, "The node was restarted while the sandbox was being created.")
+            elif record.state != "deleting":
+                self._ended_as(State.STOPPED, None, record.reason)
+        elif record.state in (State.RUNNING, State.PAUSED):
+            await self._adopt_vm(vm_is_known)
+        if record.state == "deleting":
+            await self.delete()
+
+    async def _adopt_vm(self, vm_is_known: bool) -> None:
+        try:
+            if not vm_is_known:
+                raise VmmDied("The launcher knows no such VM.")
+            vm = await self._context.driver.adopt(self._spec())
+        except VmmDied as error:
+            await self._vm_lost(None, error)
+            return
+        self._take(vm)
+        info = await vm.info()
+        if info.status == "ended":
+            return  # the watcher tells it
+        if info.status == "paused":
+            self._save(State.PAUSED)
+            return
+        try:
+            self.link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, within=BOOT_WITHIN_S)
+        except LinkLost as error:
+            if not vm.ended.is_set():
+                log.warning("%s: the agent does not answer after a restart: %s", self.record.sandbox_id, error)
+                await vm.kill()
+            return
+        self._save(State.RUNNING)
+        await self._context.sessions.link_up(self.record.sandbox_id, self.link)
+
+    async def release(self) -> None:
+        """Lets go of the VM without touching it: this process is about to end."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self.link is not None:
+            await self.link.close()
+        if self._vm is not None:
+            await self._vm.close()
+
+    # -- how it is done
+
+    async def _do(self, verb: Verb, body: Callable[[], Awaitable[None]]) -> Observed:
+        while self._task is not None and not self._task.done():
+            if self._verb is verb:
+                return await asyncio.shield(self._task)
+            with contextlib.suppress(asyncio.CancelledError, HatchwayError):
+                await asyncio.shield(self._task)
+        self._verb = verb
+        self._task = asyncio.get_running_loop().create_task(
+            self._guarded(body), name=f"{verb} {self.record.sandbox_id}"
+        )
+        return await asyncio.shield(self._task)
+
+    async def _guarded(self, body: Callable[[], Awaitable[None]]) -> Observed:
+        try:
+            await body()
+        except (VmmError, LinkLost, GuestError, OSError, TimeoutError) as error:
+            log.warning("%s: %s failed: %s", self.record.sandbox_id, self._verb, error)
+            raise explained(error) from error
+        return self.observed()
+
+    async def _create(self) -> None:
+        phases = Phases()
+        try:
+            release = self._context.images.resolve_digest(self.record.template_digest)
+            baked = await self._context.baker.baked(release, self.record.shape, self._progress)
+            phases.done("bake")
+            self._save_in_hand("creating")
+            phases.done("record")
+            try:
+                vm = await self._context.driver.restore(baked, self._spec())
+            except SnapshotMismatch as error:
+                log.warning("%s: %s; booting cold instead", self.record.sandbox_id, error)
+                self._context.baker.discard(baked)
+                await self._context.launcher.kill_vm(self.record.sandbox_id)
+                await self._context.launcher.forget_vm(self.record.sandbox_id)
+                vm = await self._context.driver.start(self._spec())
+                self._take(vm)
+                await self._bring_up(vm, phases, fresh=False, within=BOOT_WITHIN_S)
+            else:
+                self._take(vm)
+                phases.done("restore")
+                await self._bring_up(vm, phases, fresh=True, within=RESTORE_WITHIN_S, grow_from=baked.shape.disk_mib)
+        except BaseException as error:
+            await self._clear_vm()
+            if not isinstance(error, asyncio.CancelledError):
+                self._ended_as(State.FAILED, None, explained(error).cause)
+            raise
+        self._phases = phases.ms
+
+    async def _start(self) -> None:
+        if self.record.state == State.RUNNING:
+            return
+        self._require(Verb.START)
+        phases = Phases()
+        self._save_in_hand("starting")
+        try:
+            vm = await self._context.driver.start(self._spec())
+            self._take(vm)
+            phases.done("start")
+            await self._bring_up(vm, phases, fresh=False, within=BOOT_WITHIN_S, grow_from=0)
+        except BaseException as error:
+            await self._clear_vm()
+            if isinstance(error, asyncio.CancelledError):
+                self._save(State.STOPPED)
+            else:
+                self._ended_as(State.FAILED, None, explained(error).cause)
+            raise
+        self._phases = phases.ms
+
+    async def _bring_up(
+        self, vm: Vm, phases: Phases, *, fresh: bool, within: float, grow_from: int | None = None
+    ) -> None:
+        """From a machine that runs to a sandbox that is ready; only then the record says `running`."""
+        record = self.record
+        setup = Setup(
+            entropy=os.urandom(256),
+            hostname=record.hostname,
+            machine_id=record.machine_id,
+            env=record.env,
+            time_ns=time.time_ns(),
+        )
+        link = await connect(vm.agent_socket, fresh=fresh, vm_ended=vm.ended, setup=setup, within=within)
+        self.link = link
+        phases.done("agent")
+        if grow_from is not None and record.shape.disk_mib > grow_from:
+            async with asyncio.timeout(RESIZE_WITHIN_S):
+                if grow_from:
+                    await vm.resize_disk(record.shape.disk_mib)
+                await link.resize_disk()
+            phases.done("disk")
+        await link.setup(time_ns=time.time_ns())
+        record.boot_id = link.hello.boot_id
+        record.isolation = self._context.driver.isolation
+        record.cause, record.reason = None, ""
+        if vm.ended.is_set():  # the watcher left it to us; no await between here and the record
+            raise VmmDied("The virtual machine ended while it was being set up.", vm.exit)
+        self._save(State.RUNNING)
+        phases.done("ready")
+        await self._context.sessions.link_up(record.sandbox_id, link)
+
+    async def _stop(self, reason: str, grace_s: float, cause: Cause | None) -> None:
+        if self.record.state == State.STOPPED:
+            return
+        self._require(Verb.STOP)
+        vm = self._vm
+        if vm is not None:
+            was_paused = self.record.state == State.PAUSED
+            self._unwatch()
+            self.record.cause, self.record.reason = cause and str(cause), reason
+            self._save_in_hand("stopping")
+            if was_paused:
+                await vm.resume()
+            await self._ask_to_shut_down(grace_s)
+            await vm.stop(grace_s)
+        await self._clear_vm()
+        self._context.sessions.sandbox_lost(self.record.sandbox_id, reason or "The sandbox was stopped.")
+        self._ended_as(State.STOPPED, cause, reason)
+
+    async def _ask_to_shut_down(self, grace_s: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.1, min(grace_s, SHUTDOWN_WITHIN_S))):
+                if self.link is None and self._vm is not None:
+                    self.link = await connect(
+                        self._vm.agent_socket, fresh=False, vm_ended=self._vm.ended, within=grace_s
+                    )
+                if self.link is not None:
+                    await self.link.shutdown()
+        except (LinkLost, GuestError, TimeoutError) as error:
+            log.info("%s: the guest did not accept the shutdown: %s", self.record.sandbox_id, error)
+
+    async def _pause(self) -> None:
+        if self.record.state == State.PAUSED:
+            return
+        self._require(Verb.PAUSE)
+        assert self._vm is not None
+        await self._vm.pause()
+        self._save(State.PAUSED)
+
+    async def _resume(self) -> None:
+        if self.record.state == State.RUNNING:
+            return
+        self._require(Verb.RESUME)
+        vm = self._vm
+        assert vm is not None
+        await vm.resume()
+        if self.link is None:
+            self.link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, within=RESTORE_WITHIN_S)
+            await self._context.sessions.link_up(self.record.sandbox_id, self.link)
+        await self.link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
+        self._save(State.RUNNING)
+
+    async def _delete(self) -> None:
+        if self.record.state == State.DELETED:
+            return
+        self._unwatch()
+        with contextlib.suppress(OSError):
+            self._save_in_hand("deleting")  # a full disk must not stop a deletion
+        self._context.sessions.sandbox_lost(self.record.sandbox_id, "The sandbox was deleted.")
+        await self._clear_vm()
+        await self._context.sessions.sandbox_deleted(self.record.sandbox_id)
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        self.record.state, self.record.cause, self.record.reason = State.DELETED, None, ""
+        self._publish()
+        self._context.drop(self.record.sandbox_id)
+
+    def _require(self, verb: Verb) -> None:
+        """The control plane guards its transitions; this holds even if it is wrong about what is here."""
+        state = State(self.record.state)
+        if not admits(verb, state):
+            raise Conflict(
+                "wrong_state",
+                f"The sandbox is {state}; {verb} is not possible from there.",
+                "Possible are: " + ", ".join(verbs_from(state)) + ".",
+                state=str(state),
+            )
+
+    def _spec(self) -> VmSpec:
+        release = self._context.images.resolve_digest(self.record.template_digest)
+        return VmSpec(
+            sandbox_id=self.record.sandbox_id,
+            generation=self.record.generation,
+            shape=self.record.shape,
+            boot=release.boot_files(),
+            folder=self.folder,
+        )
+
+    def _take(self, vm: Vm) -> None:
+        self._vm = vm
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(vm), name=f"watch {self.record.sandbox_id}")
+
+    def _unwatch(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    async def _watch(self, vm: Vm) -> None:
+        await vm.ended.wait()
+        if self.record.state not in IN_HAND:
+            await self._vm_lost(await vm.info(), None)
+
+    async def _vm_lost(self, info: VmInfo | None, error: VmmDied | None) -> None:
+        status = info.exit if info is not None else (error.status if error is not None else None)
+        if status is not None and status.guest_shutdown:
+            state, cause, reason = State.STOPPED, Cause.GUEST_POWER_OFF, "The guest powered itself off."
+        else:
+            state, cause = State.FAILED, Cause.VMM_DIED
+            if status is not None and status.signal is not None:
+                reason = f"The virtual machine was killed by signal {status.signal}."
+            elif status is not None and status.code is not None:
+                reason = f"The virtual machine ended by itself with exit code {status.code}."
+            else:
+                reason = "The virtual machine is gone."
+        log.warning("%s: %s", self.record.sandbox_id, reason)
+        self._context.sessions.sandbox_lost(self.record.sandbox_id, reason)
+        self._ended_as(state, cause, reason)
+        self._watcher = None
+        await self._clear_vm()
+
+    async def _clear_vm(self) -> None:
+        """Leaves nothing of the VM but its disk, however far it had come."""
+        self._unwatch()
+        link, self.link = self.link, None
+        vm, self._vm = self._vm, None
+        if link is not None:
+            await link.close()
+        if vm is not None:
+            with contextlib.suppress(VmmError):
+                await vm.kill()
+            with contextlib.suppress(VmmError):
+                await vm.forget()
+            await vm.close()
+        # Also where no Vm object came to be: the launcher may have started one.
+        await self._context.launcher.kill_vm(self.record.sandbox_id)
+        await self._context.launcher.forget_vm(self.record.sandbox_id)
+
+    def _ended_as(self, state: State, cause: Cause | None, reason: str) -> None:
+        self.record.cause, self.record.reason = cause and str(cause), reason
+        self._save(state)
+
+    def _save_in_hand(self, state: str) -> None:
+        self.record.host_boot_id = self._context.host_boot_id
+        self._write(state)
+
+    def _save(self, state: State) -> None:
+        self.record.host_boot_id = self._context.host_boot_id
+        try:
+            self._write(str(state))
+        except OSError as error:
+            # What was seen is still told; the record on disk is older, and a restart looks again.
+            log.error("%s: the record could not be written: %s", self.record.sandbox_id, error)
+            self.record.state = str(state)
+        self._publish()
+
+    def _write(self, state: str) -> None:
+        changed = msgspec.structs.replace(self.record, state=state)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        records.write(self.folder, changed)
+        self.record.state = state
+
+    def _publish(self) -> None:
+        self._sequence = self._context.events.next_sequence()
+        self._context.events.observed(self.observed())
+
+    def _progress(self, phase: str, fraction: float | None = None) -> None:
+        self._context.events.progress(self.record.sandbox_id, phase, fraction)

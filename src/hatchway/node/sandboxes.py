@@ -1,0 +1,141 @@
+"""All sandboxes of this node: found again after a restart, made, and looked up."""
+
+import asyncio
+import logging
+import shutil
+
+from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unprocessable
+from hatchway.domain.lifecycle import Cause, State
+from hatchway.node import capacity
+from hatchway.node import record as records
+from hatchway.node.context import Context
+from hatchway.node.faults import explained
+from hatchway.node.guest.seam import GuestLink
+from hatchway.node.sandbox import Sandbox, new_record
+from hatchway.node.vmm.seam import VmmError
+from hatchway.wire.node import Observed, SandboxSpec
+
+STARTS_AT_ONCE = 4
+"""Machines that are being started at the same time: more only take the cores from each other."""
+
+log = logging.getLogger(__name__)
+
+
+class Sandboxes:
+    """The node's sandboxes by id."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
+        self.quarantined: tuple[str, ...] = ()
+        """Ids of VMs that run here and of which this node has no record: shown, never killed."""
+
+    async def adopt_all(self) -> None:
+        """Finds every sandbox of this node's folder again; called once, before anything else."""
+        vms = {vm.sandbox_id: vm for vm in await self._context.launcher.list_vms()}
+        adoptions = []
+        for folder, record in records.read_all(self._context.root):
+            if record is None:  # a creation that had done nothing yet
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                continue
+            sandbox = self._sandboxes[record.sandbox_id] = Sandbox(self._context, folder, record)
+            vm = vms.pop(record.sandbox_id, None)
+            adoptions.append(self._adopt(sandbox, vm is not None and vm.alive))
+        await asyncio.gather(*adoptions)
+        self.quarantined = tuple(sorted(vm.sandbox_id for vm in vms.values() if vm.alive))
+        for sandbox_id in self.quarantined:
+            log.warning("%s: a VM runs of which there is no record; it is left alone", sandbox_id)
+        for dead in vms.values():
+            if not dead.alive:
+                await self._context.launcher.forget_vm(dead.sandbox_id)
+
+    async def _adopt(self, sandbox: Sandbox, vm_is_known: bool) -> None:
+        try:
+            await sandbox.adopt(vm_is_known)
+        except (HatchwayError, VmmError, OSError) as error:
+            log.error("%s: adoption failed: %s", sandbox.record.sandbox_id, error)
+
+    def all(self) -> list[Sandbox]:
+        """Every sandbox, in no order."""
+        return list(self._sandboxes.values())
+
+    def get(self, sandbox_id: str, generation: int | None = None) -> Sandbox:
+        """Raises `NotFound("unknown_sandbox")`, and `Conflict("stale_generation")` for an older generation than is here."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is None:
+            raise NotFound("unknown_sandbox", "This node has no such sandbox.", "List the sandboxes.")
+        if generation is not None and generation < sandbox.record.generation:
+            raise Conflict(
+                "stale_generation",
+                "A newer owner has taken this sandbox over.",
+                "Stop the control process that sent this.",
+                generation=generation,
+            )
+        return sandbox
+
+    def link_of(self, sandbox_id: str) -> GuestLink | None:
+        """The guest link of a sandbox that is running here, else None."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return sandbox.link if sandbox is not None and sandbox.record.state == State.RUNNING else None
+
+    async def create(self, spec: SandboxSpec) -> Observed:
+        """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed."""
+        sandbox = self._sandboxes.get(spec.sandbox_id)
+        if sandbox is not None:
+            self.get(spec.sandbox_id, spec.generation)
+            if sandbox.record.state == State.FAILED and sandbox.record.boot_id is None:
+                await sandbox.delete()  # it never was: nothing of it can be kept
+                sandbox = None
+        if sandbox is None:
+            self._admit(spec)
+            record = new_record(spec, self._context.host_boot_id)
+            sandbox = Sandbox(self._context, self._context.root / spec.sandbox_id, record)
+            self._sandboxes[spec.sandbox_id] = sandbox
+        async with self._starts:
+            return await sandbox.create()
+
+    async def start(self, sandbox: Sandbox) -> Observed:
+        """Cold boot, not too many at once."""
+        capacity.check(
+            sandbox.record.shape, self._context.root, self._context.driver.overhead_mib(sandbox.record.shape)
+        )
+        async with self._starts:
+            return await sandbox.start()
+
+    def _admit(self, spec: SandboxSpec) -> None:
+        isolation = self._context.driver.isolation
+        if spec.require_isolation is not None and spec.require_isolation != isolation:
+            raise Unprocessable(
+                "isolation_unavailable",
+                f"This host offers {isolation} isolation, not {spec.require_isolation}.",
+                "Leave require_isolation out, or use a host where `hatchway doctor` shows working KVM.",
+            )
+        try:
+            self._context.images.resolve_digest(spec.template_digest)
+            capacity.check(spec.shape, self._context.root, self._context.driver.overhead_mib(spec.shape))
+        except OSError as error:
+            raise explained(error) from error
+
+    async def drain(self) -> None:
+        """Powers every guest off, because the service is about to go down; the disks stay."""
+        reason = "The service was taken down."
+        results = await asyncio.gather(
+            *(
+                s.stop(reason, 10.0, Cause.SERVICE_DOWN)
+                for s in self.all()
+                if s.record.state in (State.RUNNING, State.PAUSED)
+            ),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                log.error("a sandbox could not be stopped: %s", result)
+
+    async def release(self) -> None:
+        """Lets go of every VM without touching it."""
+        await asyncio.gather(*(sandbox.release() for sandbox in self.all()), return_exceptions=True)
+
+    def drop(self, sandbox_id: str) -> None:
+        """Forgets a deleted sandbox."""
+        self._sandboxes.pop(sandbox_id, None)

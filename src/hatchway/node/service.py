@@ -1,0 +1,205 @@
+"""Answers the control plane: the methods of `wire.node`, over a Unix socket or mutual TLS."""
+
+import asyncio
+import logging
+import shutil
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from hatchway import __version__
+from hatchway.domain.errors import NotFound
+from hatchway.domain.lifecycle import State
+from hatchway.node import capacity
+from hatchway.node.context import Context
+from hatchway.node.dataplane.tokens import TokenChecker
+from hatchway.node.sandboxes import Sandboxes
+from hatchway.wire import node as wire
+from hatchway.wire.rpc import Connection, Handler
+
+log = logging.getLogger(__name__)
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class NodeService:
+    """Serves control processes; each method's request and answer are named in `wire.node.METHODS`."""
+
+    def __init__(
+        self, context: Context, sandboxes: Sandboxes, tokens: TokenChecker, node_id: str, attach_url: str
+    ) -> None:
+        self._context = context
+        self._sandboxes = sandboxes
+        self._tokens = tokens
+        self._node_id = node_id
+        self._attach_url = attach_url
+        self._connections: set[asyncio.Task[None]] = set()
+        methods: dict[str, Callable[[Connection, object], Awaitable[object]]] = {
+            "node.info": self._info,
+            "node.configure": self._configure,
+            "node.drain": self._drain,
+            "template.list": self._template_list,
+            "template.resolve": self._template_resolve,
+            "sandbox.create": self._create,
+            "sandbox.start": self._start,
+            "sandbox.stop": self._stop,
+            "sandbox.pause": self._pause,
+            "sandbox.resume": self._resume,
+            "sandbox.delete": self._delete,
+            "sandbox.get": self._get,
+            "sandbox.list": self._list,
+            "session.create": self._session_create,
+            "session.get": self._session_get,
+            "session.list": self._session_list,
+            "session.delete": self._session_delete,
+            "events.subscribe": self._subscribe,
+        }
+        self._handlers: dict[str, Handler] = {
+            name: _decoding(wire.METHODS[name][0], method) for name, method in methods.items()
+        }
+
+    async def serve_unix(self, sock: socket.socket, allowed_uids: frozenset[int]) -> asyncio.Server:
+        """Serves peers of these uids on a listening Unix socket."""
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = writer.get_extra_info("socket").getsockopt(
+                socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+            )
+            _, uid, _ = struct.unpack("3i", peer)
+            if uid not in allowed_uids:
+                log.warning("uid %d may not speak to the node", uid)
+                writer.close()
+                return
+            await self._serve(reader, writer)
+
+        return await asyncio.start_unix_server(accept, sock=sock)
+
+    async def serve_tls(self, host: str, port: int, certificate: Path, key: Path, client_ca: Path) -> asyncio.Server:
+        """Serves control processes on other hosts; only certificates of `client_ca` are let in."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(certificate, key)
+        context.load_verify_locations(client_ca)
+        return await asyncio.start_server(self._serve, host, port, ssl=context)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await Connection(reader, writer, self._handlers).run()
+
+    # -- node
+
+    async def _info(self, _: Connection, __: object) -> wire.NodeInfo:
+        driver = self._context.driver
+        quarantined = self._sandboxes.quarantined
+        return wire.NodeInfo(
+            node_id=self._node_id,
+            version=__version__,
+            boot_id=self._context.host_boot_id,
+            attach_url=self._attach_url,
+            isolation=driver.isolation,
+            vmm=f"{driver.name} {driver.version}",
+            cpus=capacity.max_vcpus(),
+            memory_mib=capacity.total_memory_mib(),
+            disk_mib=shutil.disk_usage(self._context.root).free // 2**20,
+            warnings=tuple(f"VM {name} runs here without a record; it is left alone" for name in quarantined),
+        )
+
+    async def _configure(self, _: Connection, request: wire.Configure) -> wire.Empty:
+        self._tokens.configure(request)
+        return wire.Empty()
+
+    async def _drain(self, _: Connection, __: object) -> wire.Empty:
+        await self._sandboxes.drain()
+        return wire.Empty()
+
+    # -- templates
+
+    async def _template_list(self, _: Connection, __: object) -> wire.TemplateList:
+        return wire.TemplateList(templates=self._context.images.list())
+
+    async def _template_resolve(self, _: Connection, request: wire.ResolveTemplate) -> wire.TemplateRelease:
+        return self._context.images.resolve(request.reference).release
+
+    # -- sandboxes
+
+    async def _create(self, _: Connection, request: wire.SandboxSpec) -> wire.Observed:
+        return await self._sandboxes.create(request)
+
+    async def _start(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
+        return await self._sandboxes.start(self._sandboxes.get(request.sandbox_id, request.generation))
+
+    async def _stop(self, _: Connection, request: wire.StopRequest) -> wire.Observed:
+        return await self._sandboxes.get(request.sandbox_id, request.generation).stop(request.reason, request.grace_s)
+
+    async def _pause(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
+        return await self._sandboxes.get(request.sandbox_id, request.generation).pause()
+
+    async def _resume(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
+        return await self._sandboxes.get(request.sandbox_id, request.generation).resume()
+
+    async def _delete(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
+        try:
+            sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
+        except NotFound:  # gone already, or never made: that is what was asked for
+            return wire.Observed(
+                sandbox_id=request.sandbox_id,
+                project="",
+                generation=request.generation,
+                state=State.DELETED,
+                sequence=self._context.events.next_sequence(),
+            )
+        return await sandbox.delete()
+
+    async def _get(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
+        return self._sandboxes.get(request.sandbox_id).observed()
+
+    async def _list(self, _: Connection, __: object) -> wire.SandboxList:
+        return wire.SandboxList(
+            sandboxes=tuple(sandbox.observed() for sandbox in self._sandboxes.all()),
+            sequence=self._context.events.sequence,
+        )
+
+    # -- sessions
+
+    async def _session_create(self, _: Connection, request: wire.SessionSpec) -> wire.SessionStatus:
+        self._sandboxes.get(request.sandbox_id)
+        return await self._context.sessions.create(request)
+
+    async def _session_get(self, _: Connection, request: wire.SessionRef) -> wire.SessionStatus:
+        return self._context.sessions.get(request.session_id)
+
+    async def _session_list(self, _: Connection, request: wire.SandboxSessions) -> wire.SessionList:
+        return wire.SessionList(sessions=self._context.sessions.of_sandbox(request.sandbox_id))
+
+    async def _session_delete(self, _: Connection, request: wire.SessionRef) -> wire.Empty:
+        await self._context.sessions.delete(request.session_id)
+        return wire.Empty()
+
+    # -- events
+
+    async def _subscribe(self, connection: Connection, request: wire.Subscribe) -> wire.Empty:
+        end = self._context.events.subscribe(lambda event: connection.notify("event", event), request.sequence)
+
+        async def end_when_closed() -> None:
+            await connection.closed.wait()
+            end()
+
+        task = asyncio.get_running_loop().create_task(end_when_closed())
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        return wire.Empty()
+
+
+def _decoding(request_type: type[wire.Struct], method: Callable[[Connection, object], Awaitable[object]]) -> Handler:
+    decoder = msgspec.msgpack.Decoder(request_type)
+
+    async def handle(connection: Connection, params: msgspec.Raw) -> object:
+        return await method(connection, decoder.decode(params))
+
+    return handle
