@@ -1,0 +1,528 @@
+"""One command session: the sink of its process in the guest, its states, and who follows it."""
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from hatchway.domain.errors import Conflict, Exhausted, HatchwayError, HostExhausted, Unavailable, Unprocessable
+from hatchway.node.guest.seam import ExitReason, GuestError, GuestLink, LinkLost, Proc, ProcessState, Spawn
+from hatchway.node.sessions import record as records
+from hatchway.node.sessions.follower import Follower
+from hatchway.node.sessions.record import Record
+from hatchway.node.sessions.spool import STDERR, STDOUT, Cursor, Spool, SpoolLimits
+from hatchway.wire.node import Exit, SessionStatus, Usage
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = 15
+_REASONS = {
+    ExitReason.EXITED: "exited",
+    ExitReason.SIGNALED: "signaled",
+    ExitReason.TIMEOUT: "timeout",
+    ExitReason.OOM: "oom",
+    ExitReason.SPAWN_FAILED: "spawn_failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the sessions of one node."""
+
+    spool: SpoolLimits = field(default_factory=SpoolLimits)
+    linger_s: float = 2.0
+    """How long after the leader's end a stream that somebody still holds open is waited for."""
+    followers: int = 64
+    """Clients that may follow one session at the same time."""
+    per_sandbox: int = 10_000
+    """Sessions of one sandbox, those that ended and are kept included."""
+    unstarted_s: float = 24 * 3600.0
+    """How long a session that nobody attaches to is kept."""
+
+
+class Timer(Protocol):
+    """What `later` returns."""
+
+    def cancel(self) -> None:
+        """Makes it not happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a session needs of its host."""
+
+    limits: Limits
+    now: Callable[[], float]
+    later: Callable[[float, Callable[[], None]], Timer]
+    soon: Callable[[Callable[[], None]], object]
+    link_of: Callable[[str], GuestLink | None]
+    published: Callable[["Session"], None]
+    """The state changed and is on disk (or could not be written, and will be tried again)."""
+
+
+class Session:
+    """States: created → (starting) → running → exited → ended.
+
+    It ends when both streams are closed and stored, or a linger after the leader's end. A background child that outlives
+    the leader and holds its streams open does not keep the session from ending: it goes on running, and what it writes from
+    then on is taken from it and dropped, so that it never blocks on a full pipe. Deleting the session kills it.
+    """
+
+    def __init__(self, folder: Path, record: Record, spool: Spool, around: Surroundings) -> None:
+        self.folder = folder
+        self.record = record
+        self.spool = spool
+        self.stdin_turn = asyncio.Lock()
+        """Held by the request that feeds stdin."""
+        self.unsaved = False
+        self._around = around
+        self._followers: set[Follower] = set()
+        self._link: GuestLink | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._linger: Timer | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._patience = _PATIENCE
+        self._owed = (0, 0)
+        self._streams_closed = False
+        self._dropped = [0, 0]
+        self._announced = False
+        self._disposed = False
+
+    # -- what others see
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self.record.spec.session_id
+
+    @property
+    def ended(self) -> bool:
+        """Both streams are over: nothing will be added."""
+        return self.record.state == "ended"
+
+    @property
+    def started(self) -> bool:
+        """The process was started, or could not be started."""
+        return self.record.state not in ("created", "starting")
+
+    def status(self) -> SessionStatus:
+        """What the control plane is told."""
+        record = self.record
+        stdout, stderr = self.ends()
+        return SessionStatus(
+            session_id=self.id,
+            sandbox_id=record.spec.sandbox_id,
+            state="created" if record.state == "starting" else record.state,
+            pid=record.pid,
+            exit=record.exit,
+            stdout_bytes=stdout,
+            stderr_bytes=stderr,
+            started_at=record.started_at if self.started else None,
+            ended_at=record.ended_at,
+            retain_until=record.retain_until,
+        )
+
+    def ends(self) -> tuple[int, int]:
+        """Offsets behind the last octets of stdout and stderr so far."""
+        return self.spool.stored()
+
+    def follow(self, stdout: int = 0, stderr: int = 0) -> Follower:
+        """Adds a client that goes on at these offsets.
+
+        Raises `Unprocessable("offset_beyond_end")` and `Exhausted("too_many_followers")`.
+        """
+        for name, offset, end in zip(("stdout", "stderr"), (stdout, stderr), self.ends(), strict=True):
+            if offset > end:
+                raise Unprocessable(
+                    "offset_beyond_end",
+                    f"{name} has {end} octets so far; offset {offset} is not there.",
+                    "Use an offset that this session gave you.",
+                    stream=name,
+                    end=end,
+                )
+        if len(self._followers) >= self._around.limits.followers:
+            raise Exhausted(
+                "too_many_followers",
+                f"{len(self._followers)} clients follow this session already.",
+                "Close one of them.",
+            )
+        streams = self.spool.streams
+        cursors = {STDOUT: Cursor(streams[STDOUT], stdout), STDERR: Cursor(streams[STDERR], stderr)}
+        follower = Follower(cursors, self._left)
+        self._followers.add(follower)
+        return follower
+
+    # -- what clients ask
+
+    async def start(self, link: GuestLink) -> None:
+        """Starts the process unless it was started; any number of callers may do so at once, it starts one time.
+
+        Raises `Exhausted("too_many_processes")`, `Unprocessable("spawn_refused")`, `HostExhausted`, and
+        `Unavailable("sandbox_unreachable")` when the sandbox ended or does not answer. A caller that goes away does not stop the start.
+        """
+        if self.started:
+            return
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.get_running_loop().create_task(self._spawn(link))
+            self._starting.add_done_callback(_retrieve)
+        await asyncio.shield(self._starting)
+
+    async def feed(self, link: GuestLink, offset: int, data: bytes, *, eof: bool = False) -> int:
+        """Gives stdin octets at `offset`; the caller holds `stdin_turn`. Returns the next offset; waits for the process to take them.
+
+        Octets below the next offset were taken before and are skipped. Raises `Conflict` (`stdin_closed`, `stdin_offset`),
+        `Unavailable("sandbox_unreachable")`.
+        """
+        record = self.record
+        if offset > record.stdin_offset:
+            raise Conflict(
+                "stdin_offset",
+                f"The next octet of stdin is {record.stdin_offset}, not {offset}.",
+                "Send from the offset that the last answer gave.",
+                next=record.stdin_offset,
+            )
+        data = data[record.stdin_offset - offset :]
+        if record.stdin_eof:
+            if data:
+                raise Conflict("stdin_closed", "The end of stdin was sent before.", "Start another session.")
+            return record.stdin_offset
+        try:
+            taken = await link.send_input(record.spec.process_id, record.stdin_offset, data, eof=eof)
+        except GuestError as error:
+            raise Conflict("stdin_refused", str(error), "Look at the session's state.") from error
+        except LinkLost as error:
+            raise _unreachable(error) from error
+        record.stdin_offset = max(record.stdin_offset, taken)
+        record.stdin_eof = record.stdin_eof or eof
+        return record.stdin_offset
+
+    async def signal(self, link: GuestLink, number: int, *, leader_only: bool) -> bool:
+        """Signals the process tree or its leader; tells whether there was anything to signal."""
+        if not self.record.agent_open or self._streams_closed:
+            return False
+        try:
+            await link.signal(self.record.spec.process_id, number, leader_only=leader_only)
+        except GuestError as error:
+            if error.errno in (errno.ESRCH, errno.ENOENT):
+                return False
+            raise Unprocessable("signal_refused", str(error), "Use a signal number from 1 to 64.") from error
+        except LinkLost as error:
+            raise _unreachable(error) from error
+        return True
+
+    async def resize(self, link: GuestLink, rows: int, cols: int) -> None:
+        """Resizes the terminal. Raises `Conflict("no_terminal")`."""
+        if self.record.spec.pty is None:
+            raise Conflict("no_terminal", "The session has no terminal.", "Create it with `pty`.")
+        try:
+            await link.resize(self.record.spec.process_id, rows, cols)
+        except GuestError as error:
+            raise Conflict("resize_refused", str(error), "Look at the session's state.") from error
+        except LinkLost as error:
+            raise _unreachable(error) from error
+
+    # -- the process's sink
+
+    def stored(self) -> tuple[int, int]:
+        """See `ProcessSink`."""
+        if self.ended:
+            return self._dropped[0], self._dropped[1]
+        return self.spool.stored()
+
+    def output(self, fd: int, offset: int, data: memoryview) -> None:
+        """See `ProcessSink`."""
+        if fd not in (STDOUT, STDERR):
+            return
+        if self.ended:
+            self._dropped[fd - 1] = max(self._dropped[fd - 1], offset + len(data))
+            return
+        self.spool.append(fd, offset, data)
+        if self._streams_closed:
+            self._end_when_stored()
+        self._wake()
+
+    def changed(self, proc: Proc) -> None:
+        """See `ProcessSink`."""
+        record = self.record
+        record.stdin_offset = max(record.stdin_offset, proc.stdin_offset)
+        self._streams_closed = self._streams_closed or proc.state is ProcessState.CLOSED
+        if self.ended:
+            self._forget_process()
+            return
+        if not self.started:
+            record.state = "running"
+            record.pid = proc.pid
+            self._announce()
+        if proc.state is ProcessState.RUNNING:
+            return
+        self._owed = (proc.stdout_total, proc.stderr_total)
+        if record.exit is None:
+            self._exited(proc)
+        if proc.reason is ExitReason.SPAWN_FAILED:
+            self._streams_closed = True
+        if self._streams_closed:
+            self._end_when_stored()
+
+    def gone(self, reason: str) -> None:
+        """See `ProcessSink`; also called by the host when the sandbox is lost."""
+        self._link = None
+        self._streams_closed = True
+        self.record.agent_open = False
+        if self.record.state == "created" or self.ended:
+            if self.record.hidden:
+                self._announce()
+            return
+        if self.record.exit is None:
+            self.record.exit = Exit(reason="sandbox_lost", message=reason)
+        self._end()
+
+    # -- what the host does with it
+
+    def connect(self, link: GuestLink) -> None:
+        """The agent is there: goes on with the process that it knows, or learns that it is lost. Idempotent."""
+        record = self.record
+        if self._link is link or record.state == "created" or not record.agent_open:
+            return
+        if self._closing is not None:  # a close that waits for a link that is no more
+            self._closing.cancel()
+            self._closing = None
+        self._link = link
+        if link.attach(record.spec.process_id, self):
+            if record.hidden == "deleted":
+                self._forget_process()
+        elif record.state == "starting" and record.boot_id == link.hello.boot_id:
+            record.state, record.agent_open = "created", False  # SPAWN never got there: the next attach starts it
+            self._link = None
+            self.save()
+        else:
+            self.gone("The sandbox was started anew, and the process did not survive that.")
+
+    def end_deleted(self) -> None:
+        """Ends the session for its followers because it is being deleted."""
+        if not self.ended and self.record.state != "created":
+            self.record.exit = self.record.exit or Exit(reason="signaled", signal=9, message="The session was deleted.")
+            self._end()
+
+    def stop_followers(self, why: str) -> None:
+        """Ends all clients' streams where they are."""
+        for follower in self._followers:
+            follower.stop(why)
+
+    def resume_closing(self) -> None:
+        """The record could be written at last: the agent may forget the process now."""
+        if self.ended:
+            self._forget_process()
+
+    def forgetting(self) -> asyncio.Task[None] | None:
+        """Starts to kill and forget what is left of the process in the guest; None when nothing is, or nobody can be asked."""
+        self._streams_closed = True
+        self._forget_process()
+        return self._closing
+
+    def save(self) -> bool:
+        """Writes the record; on failure it is tried again by the host's sweep."""
+        try:
+            records.save(self.folder, self.record)
+        except OSError as error:
+            if not self.unsaved:
+                log.error("session %s cannot be recorded: %s", self.id, error)
+            self.unsaved = True
+        else:
+            self.unsaved = False
+        return not self.unsaved
+
+    def dispose(self) -> None:
+        """Gives timers, tasks and files back; the object is not used any more."""
+        self._disposed = True
+        if self._linger is not None:
+            self._linger.cancel()
+        for task in (self._checking, self._closing, self._starting):
+            if task is not None:
+                task.cancel()
+        self.spool.seal()
+
+    # -- inside
+
+    async def _spawn(self, link: GuestLink) -> None:
+        record, spec = self.record, self.record.spec
+        record.state, record.agent_open = "starting", True
+        record.boot_id = link.hello.boot_id
+        record.started_at = self._around.now()
+        if not self.save():
+            record.state, record.agent_open = "created", False
+            raise HostExhausted(
+                "disk_full", "The session cannot be recorded: the host's disk is full.", "Free disk space."
+            )
+        self._link = link
+        try:
+            pid = await link.spawn(
+                Spawn(
+                    number=spec.process_id,
+                    key=spec.session_id,
+                    argv=spec.argv,
+                    env=spec.env,
+                    cwd=spec.cwd,
+                    user=spec.user,
+                    stdin=spec.stdin,
+                    pty=None if spec.pty is None else (spec.pty.rows, spec.pty.cols),
+                    timeout_ms=0 if spec.timeout_s is None else max(1, round(spec.timeout_s * 1000)),
+                ),
+                self,
+            )
+        except GuestError as error:
+            if self.record.state == "starting":
+                record.state, record.agent_open = "created", False
+                self._link = None
+                self.save()
+            if error.errno == errno.EAGAIN:
+                raise Exhausted(
+                    "too_many_processes", str(error), "Delete sessions whose processes still run, then attach again."
+                ) from error
+            raise Unprocessable("spawn_refused", str(error), "Change the command or its environment.") from error
+        except LinkLost as error:
+            raise _unreachable(error) from error
+        if pid is not None and record.state == "starting":
+            record.state, record.pid = "running", pid
+            self._announce()
+
+    def _exited(self, proc: Proc) -> None:
+        stdout, stderr = self._owed
+        self.record.state = "exited"
+        self.record.exit = Exit(
+            reason=_REASONS.get(proc.reason, "exited") if proc.reason is not None else "exited",
+            code=proc.exit_code if proc.exit_signal is None else None,
+            signal=proc.exit_signal,
+            message=proc.message,
+            usage=Usage(
+                user_s=proc.utime_us / 1e6,
+                system_s=proc.stime_us / 1e6,
+                wall_s=proc.wall_us / 1e6,
+                max_rss_kib=proc.max_rss_kib,
+            ),
+            stdout_bytes=stdout,
+            stderr_bytes=stderr,
+        )
+        self._linger = self._around.later(self._around.limits.linger_s, self._lingered)
+        self._announce(save=True)
+
+    def _all_stored(self) -> bool:
+        stdout, stderr = self.spool.stored()
+        return stdout >= self._owed[0] and stderr >= self._owed[1]
+
+    def _end_when_stored(self) -> None:
+        if self._all_stored():
+            self._end()
+
+    def _lingered(self) -> None:
+        self._checking = asyncio.get_running_loop().create_task(self._check_linger())
+
+    async def _check_linger(self) -> None:
+        """Ends the session unless the guest stands still (it is paused) or owes output that it had read before."""
+        link = self._around.link_of(self.record.spec.sandbox_id)
+        try:
+            if link is not None:
+                await link.ping()
+        except (LinkLost, GuestError):
+            link = None
+        if self.ended:
+            return
+        if link is not None:
+            self._patience -= 1
+            if self._all_stored() or self._patience <= 0:
+                self._end()
+                return
+        self._linger = self._around.later(self._around.limits.linger_s, self._lingered)
+
+    def _end(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        record = self.record
+        self._dropped = list(self.spool.stored())
+        for fd, owed in zip((STDOUT, STDERR), self._owed, strict=True):
+            self.spool.streams[fd].advance(owed, "lost")
+        record.state = "ended"
+        record.ended_at = self._around.now()
+        record.retain_until = record.ended_at + record.spec.retain_s
+        record.stdout_end, record.stderr_end = self.spool.stored()
+        if record.exit is not None:
+            exit_ = record.exit
+            record.exit = Exit(
+                reason=exit_.reason,
+                code=exit_.code,
+                signal=exit_.signal,
+                message=exit_.message,
+                usage=exit_.usage,
+                stdout_bytes=record.stdout_end,
+                stderr_bytes=record.stderr_end,
+            )
+        if not self._followers:
+            self.spool.seal()
+        self._announce(save=True)
+
+    def _announce(self, *, save: bool = False) -> None:
+        """Tells followers at once, the disk and the control plane at the end of this turn of the loop, once for all changes in it."""
+        self.unsaved = self.unsaved or save
+        self._wake()
+        if not self._announced:
+            self._announced = True
+            self._around.soon(self._publish)
+
+    def _publish(self) -> None:
+        self._announced = False
+        if self._disposed:
+            return
+        if self.unsaved:
+            self.save()
+        if self.ended:
+            self._forget_process()
+        self._around.published(self)
+
+    def _forget_process(self) -> None:
+        """Once its streams are closed, lets the agent forget the process; a background child that lives is left alone."""
+        if not (self.record.agent_open and self._streams_closed) or self._closing is not None:
+            return
+        link = self._link or self._around.link_of(self.record.spec.sandbox_id)
+        if link is not None and not self.unsaved:
+            self._closing = asyncio.get_running_loop().create_task(self._close_process(link))
+
+    async def _close_process(self, link: GuestLink) -> None:
+        try:
+            await link.close_process(self.record.spec.process_id)
+        except GuestError as error:
+            log.debug("closing the process of %s: %s", self.id, error)
+        except LinkLost:
+            self._closing = None  # the host says what became of the sandbox: lost, or up again
+            return
+        self.record.agent_open = False
+        self.unsaved = True  # the sweep writes it: nothing is lost if nobody does
+        self._link = None
+        self._closing = None
+        if self.record.hidden:
+            self._around.published(self)
+
+    def _wake(self) -> None:
+        for follower in self._followers:
+            follower.wake()
+
+    def _left(self, follower: Follower) -> None:
+        self._followers.discard(follower)
+        if self.ended and not self._followers:
+            self.spool.seal()
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _unreachable(error: LinkLost) -> HatchwayError:
+    return Unavailable(
+        "sandbox_unreachable",
+        f"The sandbox does not answer: {error}",
+        "Look at its state; start it again if it stopped.",
+    )

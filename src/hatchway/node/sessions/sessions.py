@@ -1,0 +1,252 @@
+"""All command sessions of one node: the host that the node's core and the data plane speak to."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from hatchway.domain.errors import Conflict, Exhausted, HostExhausted, NotFound, Unprocessable
+from hatchway.domain.ids import is_id
+from hatchway.node.guest.seam import GuestLink
+from hatchway.node.sessions import record as records
+from hatchway.node.sessions.record import FILE, Record
+from hatchway.node.sessions.session import Limits, Session, Surroundings, Timer
+from hatchway.node.sessions.spool import STDERR, STDOUT, Spool
+from hatchway.wire.node import SessionSpec, SessionStatus
+
+log = logging.getLogger(__name__)
+
+_DELETE_WAIT_S = 5.0
+
+
+class Sessions:
+    """Implements `SessionHost`. All methods belong to the event loop's thread.
+
+    `folder` is ours alone (mode 0700): `folder/SANDBOX/SESSION/`. `on_status` hears of every change, after it was written.
+    Call `load` once before serving and `sweep` now and then (`run_sweeper`).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        on_status: Callable[[SessionStatus], None],
+        *,
+        limits: Limits | None = None,
+        now: Callable[[], float] = time.time,
+        later: Callable[[float, Callable[[], None]], Timer] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._on_status = on_status
+        self._limits = limits or Limits()
+        self._now = now
+        self._sessions: dict[str, Session] = {}
+        self._by_sandbox: dict[str, dict[str, Session]] = {}
+        self._links: dict[str, GuestLink] = {}
+        self._chores: set[asyncio.Task[None]] = set()
+        self._around = Surroundings(
+            limits=self._limits,
+            now=now,
+            later=later or (lambda delay, action: asyncio.get_running_loop().call_later(delay, action)),
+            soon=lambda action: asyncio.get_running_loop().call_soon(action),
+            link_of=self._links.get,
+            published=self._published,
+        )
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def load(self) -> None:
+        """Reads back what a former process left; folders without a record (half made, half removed) go away."""
+        for sandbox_folder in self._folder.iterdir():
+            for folder in sandbox_folder.iterdir():
+                record = records.load(folder)
+                if record is None:
+                    if (folder / FILE).exists():
+                        log.error("the record of session %s cannot be read; it is left alone", folder)
+                    else:
+                        shutil.rmtree(folder, ignore_errors=True)
+                    continue
+                if record.hidden and not record.agent_open:
+                    _remove(folder)
+                    continue
+                self._add(self._revive(folder, record))
+            with contextlib.suppress(OSError):
+                sandbox_folder.rmdir()
+
+    # -- SessionHost
+
+    async def create(self, spec: SessionSpec) -> SessionStatus:
+        """See `SessionHost`. Raises `Conflict("session_exists")`, `Exhausted("too_many_sessions")`, `HostExhausted`, `Unprocessable`."""
+        known = self._sessions.get(spec.session_id)
+        if known is not None:
+            if known.record.spec != spec or known.record.hidden:
+                raise Conflict("session_exists", "There is another session of this id.", "Use a new id.")
+            return known.status()
+        if not is_id(spec.session_id) or not is_id(spec.sandbox_id):
+            raise Unprocessable("invalid_id", "Ids have 20 characters of [a-z0-9].")
+        if not spec.argv or not 1 <= spec.process_id < 2**31:
+            raise Unprocessable("invalid_session", "A session needs a command and a process number from 1 up.")
+        if len(self._by_sandbox.get(spec.sandbox_id, ())) >= self._limits.per_sandbox:
+            raise Exhausted(
+                "too_many_sessions",
+                f"The sandbox has {self._limits.per_sandbox} sessions.",
+                "Delete some, or create them with a shorter retain_s.",
+            )
+        folder = self._folder / spec.sandbox_id / spec.session_id
+        now = self._now()
+        record = Record(spec=spec, created_at=now, retain_until=now + max(spec.retain_s, self._limits.unstarted_s))
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            records.save(folder, record)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise HostExhausted("disk_full", f"The session cannot be recorded: {error}", "Free disk space.") from error
+        session = Session(folder, record, Spool(folder, self._limits.spool), self._around)
+        self._add(session)
+        return session.status()
+
+    def get(self, session_id: str) -> SessionStatus:
+        """See `SessionHost`."""
+        return self.session(session_id).status()
+
+    def session(self, session_id: str) -> Session:
+        """The session itself, for the data plane. Raises `NotFound("unknown_session")`."""
+        session = self._sessions.get(session_id)
+        if session is None or session.record.hidden:
+            raise NotFound("unknown_session", "There is no such session.", "List the sandbox's sessions.")
+        return session
+
+    def of_sandbox(self, sandbox_id: str) -> tuple[SessionStatus, ...]:
+        """See `SessionHost`."""
+        sessions = self._by_sandbox.get(sandbox_id, {}).values()
+        return tuple(session.status() for session in sessions if not session.record.hidden)
+
+    async def delete(self, session_id: str) -> None:
+        """See `SessionHost`. Where the guest cannot be asked now (paused), it is killed as soon as it can; nobody waits for that."""
+        session = self._sessions.get(session_id)
+        if session is None or session.record.hidden == "deleted":
+            return
+        session.record.hidden = "deleted"
+        session.save()
+        session.end_deleted()
+        killing = session.forgetting()
+        if killing is not None:
+            await asyncio.wait({killing}, timeout=_DELETE_WAIT_S)
+        await self._remove_output(session)
+        self._published(session)
+
+    async def link_up(self, sandbox_id: str, link: GuestLink) -> None:
+        """See `SessionHost`. Idempotent."""
+        self._links[sandbox_id] = link
+        for session in list(self._by_sandbox.get(sandbox_id, {}).values()):
+            session.connect(link)
+
+    def sandbox_lost(self, sandbox_id: str, reason: str) -> None:
+        """See `SessionHost`."""
+        self._links.pop(sandbox_id, None)
+        for session in list(self._by_sandbox.get(sandbox_id, {}).values()):
+            session.gone(reason)
+
+    async def sandbox_deleted(self, sandbox_id: str) -> None:
+        """See `SessionHost`."""
+        self.sandbox_lost(sandbox_id, "The sandbox was deleted.")
+        for session in list(self._by_sandbox.get(sandbox_id, {}).values()):
+            await self.delete(session.id)
+        for session in list(self._by_sandbox.get(sandbox_id, {}).values()):
+            self._drop(session)
+        await asyncio.to_thread(shutil.rmtree, self._folder / sandbox_id, ignore_errors=True)
+
+    # -- retention
+
+    def sweep(self) -> None:
+        """Removes sessions whose retention passed, and writes records that could not be written before."""
+        now = self._now()
+        for session in list(self._sessions.values()):
+            if session.unsaved and session.save():
+                session.resume_closing()
+            record = session.record
+            over = record.retain_until is not None and record.retain_until <= now
+            if over and not record.hidden and record.state in ("created", "ended"):
+                record.hidden = "expired"
+                session.save()
+                session.stop_followers("expired")
+                self._chore(self._expire(session))
+
+    async def run_sweeper(self, period_s: float = 10.0) -> None:
+        """Sweeps until cancelled."""
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                self.sweep()
+            except OSError:
+                log.exception("sweeping the sessions failed")
+
+    async def close(self) -> None:
+        """Lets go of everything in memory; what is on disk stays for the next process."""
+        for task in list(self._chores):
+            task.cancel()
+        for session in self._sessions.values():
+            if session.unsaved:
+                session.save()
+            session.dispose()
+
+    # -- inside
+
+    def _add(self, session: Session) -> None:
+        self._sessions[session.id] = session
+        self._by_sandbox.setdefault(session.record.spec.sandbox_id, {})[session.id] = session
+
+    def _revive(self, folder: Path, record: Record) -> Session:
+        spool = Spool.open(folder, self._limits.spool)
+        if record.state == "ended":
+            spool.streams[STDOUT].advance(record.stdout_end, "lost")
+            spool.streams[STDERR].advance(record.stderr_end, "lost")
+            spool.seal()
+        return Session(folder, record, spool, self._around)
+
+    def _published(self, session: Session) -> None:
+        record = session.record
+        if not record.hidden:
+            self._on_status(session.status())
+        elif not record.agent_open and session.id in self._sessions:
+            self._drop(session)
+            self._chore(self._remove_folder(session))
+
+    def _drop(self, session: Session) -> None:
+        self._sessions.pop(session.id, None)
+        siblings = self._by_sandbox.get(session.record.spec.sandbox_id, {})
+        siblings.pop(session.id, None)
+        if not siblings:
+            self._by_sandbox.pop(session.record.spec.sandbox_id, None)
+        session.dispose()
+
+    async def _expire(self, session: Session) -> None:
+        await self._remove_output(session)
+        self._published(session)
+
+    async def _remove_output(self, session: Session) -> None:
+        """Removes all but the record."""
+        session.spool.seal()
+        paths = list(session.folder.glob("std*.*")) if session.folder.exists() else []
+        await asyncio.to_thread(_unlink, paths)
+
+    async def _remove_folder(self, session: Session) -> None:
+        await asyncio.to_thread(_remove, session.folder)
+        with contextlib.suppress(OSError):
+            session.folder.parent.rmdir()
+
+    def _chore(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+
+def _unlink(paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _remove(folder: Path) -> None:
+    (folder / FILE).unlink(missing_ok=True)  # first: a folder without it is known to be on its way out
+    shutil.rmtree(folder, ignore_errors=True)
