@@ -1,0 +1,158 @@
+"""The node role: puts the parts of one node together and runs them until it is asked to end."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from hatchway.domain.errors import HatchwayError
+from hatchway.domain.ids import new_id
+from hatchway.domain.shapes import Shape
+from hatchway.node.context import Context
+from hatchway.node.dataplane.app import make_app
+from hatchway.node.dataplane.tokens import TokenChecker
+from hatchway.node.events import Events
+from hatchway.node.images.bake import Baker
+from hatchway.node.images.store import Images
+from hatchway.node.sandboxes import Sandboxes
+from hatchway.node.service import NodeService
+from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.vmm.launcher import LauncherClient
+from hatchway.node.vmm.qemu import QemuDriver
+from hatchway.node.vmm.seam import VmmError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TlsConfig:
+    """Listener for control processes on other hosts: files in PEM."""
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+    client_ca: Path
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """What the supervisor (or a unit file on a host of its own) tells a node."""
+
+    folder: Path
+    images: Path
+    run_dir: Path
+    ram_library: Path
+    attach_url: str
+    control_uids: frozenset[int]
+    bake_default: bool = True
+    tls: TlsConfig | None = None
+
+
+def run(config: NodeConfig, *, control: socket.socket, data: socket.socket, ready: Callable[[], None]) -> None:
+    """Runs the node until SIGTERM; the sandboxes go on without it. `ready` is called when it serves."""
+    asyncio.run(_run(config, control, data, ready))
+
+
+async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, ready: Callable[[], None]) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+
+    events = Events()
+    images = Images(config.images)
+    launcher = LauncherClient(config.run_dir / "launcher.sock")
+    driver = await QemuDriver.create(
+        launcher=launcher,
+        run_dir=config.run_dir,
+        folder=config.folder / "vmm",
+        ram_library=config.ram_library,
+        verdicts=config.images,
+    )
+    root = config.folder / "sandboxes"
+    root.mkdir(exist_ok=True, mode=0o700)
+    sessions = Sessions(config.folder / "sessions", on_status=events.session)
+    sessions.load()
+    context = Context(
+        root=root,
+        host_boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        driver=driver,
+        launcher=launcher,
+        images=images,
+        baker=Baker(images, driver, launcher, config.folder / "baked"),
+        sessions=sessions,
+        events=events,
+        drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
+    )
+    sandboxes = Sandboxes(context)
+    await sandboxes.adopt_all()
+    tokens = TokenChecker()
+    service = NodeService(context, sandboxes, tokens, _node_id(config.folder), config.attach_url)
+    servers = [await service.serve_unix(control, config.control_uids)]
+    if config.tls is not None:
+        tls = config.tls
+        servers.append(await service.serve_tls(tls.host, tls.port, tls.certificate, tls.key, tls.client_ca))
+
+    app = make_app(sessions, tokens, sandboxes)
+    dataplane = _Server(
+        uvicorn.Config(
+            app, log_config=None, access_log=False, loop="asyncio", lifespan="off", timeout_graceful_shutdown=1
+        )
+    )
+    serving = loop.create_task(dataplane.serve(sockets=[data]))
+    sweeping = loop.create_task(sessions.sweep_forever())
+    baking = loop.create_task(_bake_default(context)) if config.bake_default else None
+    ready()
+    await ended.wait()
+
+    dataplane.should_exit = True
+    for server in servers:
+        server.close()
+    for task in (sweeping, baking):
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    await serving
+    await sandboxes.release()
+
+
+class _Server(uvicorn.Server):
+    """The process's signals are the role's, not uvicorn's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's own is typed as a generator
+        yield
+
+
+async def _bake_default(context: Context) -> None:
+    """Makes the first creation as fast as every other: bakes `seed:latest` in the default shape."""
+    try:
+        release = context.images.resolve("seed:latest")
+        await context.baker.baked(release, Shape(), lambda phase, fraction=None: log.info("bake: %s", phase))
+    except (HatchwayError, VmmError, OSError) as error:
+        log.warning("the default shape could not be baked yet: %s", error)
+
+
+def _node_id(folder: Path) -> str:
+    """The node's identity: made once, kept in its folder."""
+    file = folder / "identity.json"
+    with contextlib.suppress(FileNotFoundError):
+        return str(msgspec.json.decode(file.read_bytes())["node_id"])
+    node_id = new_id()
+    temporary = file.with_suffix(".new")
+    with open(temporary, "wb") as stream:
+        stream.write(msgspec.json.encode({"node_id": node_id}))
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, file)
+    return node_id

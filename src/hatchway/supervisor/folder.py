@@ -1,0 +1,133 @@
+"""The data folder: made, checked, locked."""
+
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+
+from hatchway.domain.errors import Conflict, Forbidden, Unavailable
+from hatchway.supervisor.settings import Settings
+
+
+def prepare(settings: Settings) -> None:
+    """Makes the data folder's rooms. Raises `Forbidden("unsafe_folder")` where others own or can write what is there."""
+    ids = settings.identity
+    rooms = [
+        (settings.data_dir, os.geteuid(), 0o755),
+        (settings.run, os.geteuid(), 0o755),
+        (settings.run / "vm", os.geteuid(), 0o711),
+        (settings.images, os.geteuid(), 0o755),
+        (settings.control, ids.control, 0o700),
+        (settings.node, ids.node, 0o700),
+        (settings.log, os.geteuid(), 0o755),
+    ]
+    for folder, owner, mode in rooms:
+        try:
+            folder.mkdir(parents=folder == settings.data_dir)
+            made = True
+        except FileExistsError:
+            made = False
+        except OSError as error:
+            raise Unavailable(
+                "data_dir", f"{folder} cannot be made: {error.strerror}.", "Name another one with --data-dir."
+            ) from error
+        if made:
+            os.chown(folder, owner, owner if owner != os.geteuid() else -1)
+            folder.chmod(mode)
+        _check(folder, owner)
+
+
+def _check(folder: Path, owner: int) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise Forbidden("unsafe_folder", f"{folder} is not a folder.", "Name another data folder, or remove it.")
+    if found.st_uid != owner:
+        raise Forbidden(
+            "unsafe_folder",
+            f"{folder} belongs to user {found.st_uid}, not to {owner}.",
+            f"Name another data folder, or `chown {owner} {folder}`.",
+        )
+    if found.st_mode & 0o022:
+        raise Forbidden(
+            "unsafe_folder",
+            f"{folder} can be written by others (mode {found.st_mode & 0o777:o}).",
+            f"`chmod go-w {folder}`.",
+        )
+
+
+class Lock:
+    """Only one service per data folder: an flock that the kernel drops with the process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = settings.run / "lock"
+        self._fd: int | None = None
+
+    def take(self) -> None:
+        """Raises `Conflict("already_running")` with the pid of the one that is up."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(fd, 32).decode().strip() or "?"
+            os.close(fd)
+            raise Conflict(
+                "already_running",
+                f"Hatchway is already up on this data folder (pid {pid}).",
+                "`hatchway down` stops it.",
+                pid=pid,
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+
+    def holder(self) -> int | None:
+        """The pid of the service that is up, None where none is."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            text = os.read(fd, 32).decode().strip()
+            return int(text) if text.isdigit() else None
+        finally:
+            os.close(fd)
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Raises `Unavailable("port_taken")`."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise Unavailable(
+            "port_taken",
+            f"{host}:{port} cannot be listened on: {error.strerror}.",
+            "End what uses it, or choose --api-port and --data-port (0 = any).",
+        ) from error
+    sock.listen(1024)
+    return sock
+
+
+def listen_unix(path: Path, kind: socket.SocketKind, owner: int) -> socket.socket:
+    """Listens on a socket that only `owner` may connect to; the path may be longer than a socket address."""
+    path.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX, kind)
+        former = os.umask(0o177)
+        try:
+            sock.bind(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.umask(former)
+    finally:
+        os.close(directory)
+    if owner != os.geteuid():
+        os.chown(path, owner, owner)
+    sock.listen(64)
+    return sock

@@ -1,0 +1,145 @@
+"""The processes that the supervisor starts: how one is forked or exec'ed, and how it says that it is ready."""
+
+import ctypes
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hatchway.domain.errors import Unavailable
+from hatchway.supervisor.logs import configure
+from hatchway.supervisor.view import open_to_role
+
+PR_SET_PDEATHSIG = 1
+READY_WITHIN_S = 90.0
+
+log = logging.getLogger(__name__)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class Role:
+    """One process of ours: what it runs, as whom, with which descriptors."""
+
+    name: str
+    uid: int
+    log_file: Path
+    body: Callable[[Callable[[], None]], None] | None = None
+    """Runs in a forked child with a function that says `ready`; None for a role that is exec'ed."""
+    argv: tuple[str, ...] = ()
+    sockets: tuple[socket.socket, ...] = ()
+    needs: tuple[Path, ...] = ()
+    """Folders that the role must reach after it dropped its privileges."""
+    pid: int = 0
+    restarts: int = 0
+    last_start: float = 0.0
+    _ready_fd: int = field(default=-1, repr=False)
+
+    def start(self) -> None:
+        """Starts the process; `wait_ready` tells when it serves."""
+        if self._ready_fd >= 0:  # a restarted role is not waited for
+            os.close(self._ready_fd)
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(reading)
+                self._become(writing)
+            except BaseException:
+                logging.getLogger(__name__).exception("%s died", self.name)
+                os._exit(1)
+            os._exit(0)
+        os.close(writing)
+        self._ready_fd = reading
+        self.pid = pid
+
+    def wait_ready(self, within: float = READY_WITHIN_S) -> None:
+        """Waits until the role serves. Raises `Unavailable("role_failed")` with the end of its log."""
+        fd, self._ready_fd = self._ready_fd, -1
+        try:
+            ready, _, _ = select.select([fd], [], [], within)
+            if ready and os.read(fd, 1):
+                return
+        finally:
+            os.close(fd)
+        raise Unavailable(
+            "role_failed", f"The {self.name} process did not come up: {self._log_tail()}", f"See {self.log_file}."
+        )
+
+    def _log_tail(self) -> str:
+        try:
+            lines = self.log_file.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return "it wrote no log"
+        return lines[-1][-2_000:] if lines else "it wrote no log"
+
+    def _become(self, ready_fd: int) -> None:
+        """The child's side: own log, own user, dies with the supervisor."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.setsid()
+        log_fd = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o640)
+        os.fchown(log_fd, self.uid if os.geteuid() == 0 else -1, -1)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        if os.geteuid() == 0 and self.uid != 0:
+            open_to_role((Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2], *self.needs))
+            os.setgroups([])
+            os.setresgid(self.uid, self.uid, self.uid)
+            os.setresuid(self.uid, self.uid, self.uid)
+        parent = os.getppid()
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent or parent == 1:
+            os._exit(1)
+        kept = {0, 1, 2, ready_fd, *(sock.fileno() for sock in self.sockets)}
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if number not in kept:
+                try:
+                    os.close(number)
+                except OSError:
+                    continue  # the descriptor of the listing itself
+        if self.body is None:
+            for sock in self.sockets:
+                sock.set_inheritable(True)
+            os.set_inheritable(ready_fd, True)
+            environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HATCHWAY_READY_FD": str(ready_fd)}
+            os.execve(self.argv[0], self.argv, environment)
+        configure(self.name, None)
+
+        def say_ready() -> None:
+            os.write(ready_fd, b"1")
+            os.close(ready_fd)
+
+        self.body(say_ready)
+
+    def ask_to_end(self, number: int = signal.SIGTERM) -> None:
+        """Signals the process, if it lives."""
+        if self.pid:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                self.pid = 0
+
+
+def preload() -> None:
+    """Imports what control and node need, once, for both; and keeps the collector off what they share."""
+    import hatchway.control.main
+    import hatchway.node.main  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+
+
+def python_argv(module: str, *arguments: str) -> tuple[str, ...]:
+    """argv for a small role in an interpreter of its own."""
+    return (sys.executable, "-I", "-m", module, *arguments)

@@ -1,0 +1,103 @@
+"""Where things lie and who may touch them."""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hatchway.domain.errors import Unavailable
+
+DEFAULT_API_PORT = 7070
+DEFAULT_DATA_PORT = 7071
+DEFAULT_UID_BASE = 1_900_000_000
+"""First of the user ids that sandboxes run under; no distribution hands these out. Control and node have the two before it."""
+
+
+def default_data_dir() -> Path:
+    """`HATCHWAY_DATA_DIR`, else /var/lib/hatchway for root, else the user's own data folder."""
+    if named := os.environ.get("HATCHWAY_DATA_DIR"):
+        return Path(named)
+    if os.geteuid() == 0:
+        return Path("/var/lib/hatchway")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "hatchway"
+
+
+def libexec(name: str) -> Path:
+    """Returns the path of one of our native programs. Raises `Unavailable("not_built")` where it was not built."""
+    candidates = [Path(sys.prefix) / "libexec/hatchway", Path(__file__).parents[3] / "build/libexec"]
+    if named := os.environ.get("HATCHWAY_LIBEXEC"):
+        candidates.insert(0, Path(named))
+    for folder in candidates:
+        if (folder / name).is_file():
+            return folder / name
+    raise Unavailable(
+        "not_built", f"The program {name} is in none of: {', '.join(map(str, candidates))}.", "Run `make native`."
+    )
+
+
+@dataclass(frozen=True)
+class Identity:
+    """User ids of the roles; all the same where we are not root."""
+
+    rootless: bool
+    control: int
+    node: int
+    vm_base: int
+
+
+def identity() -> Identity:
+    """Separate ids when we are root, our own for everything otherwise."""
+    if os.geteuid() != 0:
+        own = os.geteuid()
+        return Identity(rootless=True, control=own, node=own, vm_base=own)
+    base = int(os.environ.get("HATCHWAY_UID_BASE", DEFAULT_UID_BASE))
+    return Identity(rootless=False, control=base - 2, node=base - 1, vm_base=base)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One installation."""
+
+    data_dir: Path
+    api_host: str = "127.0.0.1"
+    api_port: int = DEFAULT_API_PORT
+    data_host: str = "127.0.0.1"
+    data_port: int = DEFAULT_DATA_PORT
+    bake: bool = True
+    """Bake the default shape of `seed:latest` at start, so that the first creation is fast."""
+    identity: Identity = field(default_factory=identity)
+
+    @property
+    def run(self) -> Path:
+        """Sockets, lock and the VMs' run folders."""
+        return self.data_dir / "run"
+
+    @property
+    def control(self) -> Path:
+        """The control plane's own."""
+        return self.data_dir / "control"
+
+    @property
+    def node(self) -> Path:
+        """The node's own."""
+        return self.data_dir / "node"
+
+    @property
+    def images(self) -> Path:
+        """Templates; the node reads them."""
+        return self.data_dir / "images"
+
+    @property
+    def log(self) -> Path:
+        """One log file per role."""
+        return self.data_dir / "log"
+
+    @property
+    def endpoint(self) -> Path:
+        """Where CLI and SDK find the URLs."""
+        return self.data_dir / "endpoint.json"
+
+    @property
+    def development_key(self) -> Path:
+        """Where CLI and SDK find the key made for development (0600)."""
+        return self.data_dir / "dev.key"

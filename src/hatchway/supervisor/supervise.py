@@ -1,0 +1,306 @@
+"""Starts the roles in order, restarts what dies, ends them in order."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from hatchway.domain.errors import HatchwayError, Unavailable
+from hatchway.supervisor import folder
+from hatchway.supervisor.roles import Role, preload, python_argv
+from hatchway.supervisor.settings import Settings, libexec
+
+RESTART_PAUSE_S = 1.0
+"""A role that died within a second of its start is started again after this, doubled each time up to 30 s."""
+DRAIN_WITHIN_S = 60.0
+END_WITHIN_S = 10.0
+
+Report = Callable[[dict[str, object]], None]
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+class Supervisor:
+    """One running service; `report` gets `{event: progress|ready|restarted|down, …}`."""
+
+    def __init__(self, settings: Settings, report: Report) -> None:
+        self._settings = settings
+        self._report = report
+        self._roles: list[Role] = []
+        self._lock = folder.Lock(settings)
+
+    def run(self) -> None:
+        """Runs until a signal ends it: SIGINT and SIGTERM power the sandboxes off too, SIGUSR1 leaves them running."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        folder.prepare(self._settings)
+        self._lock.take()
+        api = folder.listen_tcp(self._settings.api_host, self._settings.api_port)
+        data = folder.listen_tcp(self._settings.data_host, self._settings.data_port)
+        try:
+            self._prepare_images()
+            self._start_all(api, data)
+            ended_by = self._supervise()
+            if ended_by is not signal.SIGUSR1:
+                self._drain()
+        finally:
+            self._end_all()
+            self._clean()
+        self._report({"event": "down"})
+
+    def drain_only(self) -> None:
+        """For what a killed service left behind: brings launcher and node up, powers every sandbox off, ends."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        folder.prepare(self._settings)
+        self._lock.take()
+        data = folder.listen_tcp(self._settings.data_host, 0)
+        try:
+            launcher, node = self._launcher_role(), self._node_role(data)
+            self._bring_up(launcher)
+            preload()
+            self._bring_up(node)
+            self._drain()
+        finally:
+            self._end_all()
+            self._clean()
+
+    # -- start
+
+    def _prepare_images(self) -> None:
+        """Builds `seed:latest` where it is not there; in a process of its own, as root, with its progress passed on."""
+        tag = self._settings.images / "tags" / "seed" / "latest"
+        command = [
+            sys.executable,
+            "-m",
+            "hatchway.node.images.build",
+            "--folder",
+            str(self._settings.images),
+            "--progress",
+            "json",
+        ]
+        command += ["--agent", str(libexec("hatchway-agent"))]
+        if not tag.exists():
+            self._report(
+                {
+                    "event": "progress",
+                    "phase": "template",
+                    "message": "building template seed:latest (downloads about 100 MB)",
+                }
+            )
+        build = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert build.stdout is not None
+        assert build.stderr is not None
+        try:
+            for line in build.stdout:
+                with contextlib.suppress(ValueError):
+                    self._report({"event": "progress", **json.loads(line)})
+                if self._asked_to_end():
+                    raise KeyboardInterrupt
+            problem = build.stderr.read()
+            if build.wait() != 0:
+                raise Unavailable(
+                    "template_build_failed",
+                    problem.strip()[-2_000:] or "The build ended with an error.",
+                    "Mend the cause, then `hatchway up` again.",
+                )
+        finally:
+            if build.poll() is None:
+                os.killpg(build.pid, signal.SIGTERM)
+                build.wait()
+
+    @staticmethod
+    def _asked_to_end() -> bool:
+        return bool(signal.sigpending() & {signal.SIGINT, signal.SIGTERM})
+
+    def _start_all(self, api: socket.socket, data: socket.socket) -> None:
+        self._bring_up(self._launcher_role())
+        preload()
+        node, control = self._node_role(data), self._control_role(api)
+        self._roles += [node, control]
+        node.start()
+        control.start()
+        node.wait_ready()
+        control.wait_ready()
+        self._publish_endpoint(api, data)
+
+    def _bring_up(self, role: Role) -> None:
+        self._roles.append(role)
+        role.last_start = time.monotonic()
+        role.start()
+        role.wait_ready()
+
+    def _launcher_role(self) -> Role:
+        ids, run = self._settings.identity, self._settings.run
+        sock = folder.listen_unix(run / "launcher.sock", socket.SOCK_SEQPACKET, ids.node)
+        arguments = [
+            "--run-dir", str(run), "--shim", str(libexec("hatchway-shim")), "--listen-fd", str(sock.fileno()),
+            "--peer-uid", str(ids.node), "--uid-base", str(ids.vm_base),
+        ]  # fmt: skip
+        return Role(
+            "launcher",
+            os.geteuid(),
+            self._settings.log / "launcher.log",
+            argv=python_argv("hatchway.launcher", *arguments),
+            sockets=(sock,),
+        )
+
+    def _node_role(self, data: socket.socket) -> Role:
+        ids, settings = self._settings.identity, self._settings
+        sock = folder.listen_unix(settings.run / "node.sock", socket.SOCK_STREAM, ids.control)
+        attach_url = _url(settings.data_host, data)
+
+        def body(ready: Callable[[], None]) -> None:
+            from hatchway.node.main import NodeConfig, run
+
+            config = NodeConfig(
+                folder=settings.node,
+                images=settings.images,
+                run_dir=settings.run,
+                ram_library=libexec("hatchway-ram.so"),
+                attach_url=attach_url,
+                control_uids=frozenset({ids.control, os.getuid(), 0}),
+                bake_default=settings.bake,
+            )
+            run(config, control=sock, data=data, ready=ready)
+
+        return Role(
+            "node",
+            ids.node,
+            settings.log / "node.log",
+            body=body,
+            sockets=(sock, data),
+            needs=(settings.data_dir, libexec("hatchway-ram.so").parent),
+        )
+
+    def _control_role(self, api: socket.socket) -> Role:
+        ids, settings = self._settings.identity, self._settings
+
+        def body(ready: Callable[[], None]) -> None:
+            from hatchway.control.main import ControlConfig, run
+
+            run(ControlConfig(folder=settings.control, node_socket=settings.run / "node.sock"), api=api, ready=ready)
+
+        return Role(
+            "control", ids.control, settings.log / "control.log", body=body, sockets=(api,), needs=(settings.data_dir,)
+        )
+
+    def _publish_endpoint(self, api: socket.socket, data: socket.socket) -> None:
+        """Writes where the service is, and the development key, where CLI and SDK of this user find them."""
+        key = (self._settings.control / "dev.key").read_bytes()
+        _write_private(self._settings.development_key, key, 0o600)
+        urls = {
+            "api": _url(self._settings.api_host, api),
+            "data": _url(self._settings.data_host, data),
+            "pid": os.getpid(),
+        }
+        _write_private(self._settings.endpoint, json.dumps(urls).encode(), 0o644)
+        self._report({"event": "ready", **urls})
+
+    # -- while it runs
+
+    def _supervise(self) -> signal.Signals:
+        delayed: dict[str, float] = {}
+        while True:
+            wait = min((at - time.monotonic() for at in delayed.values()), default=3600.0)
+            info = signal.sigtimedwait(_HANDLED, max(0.0, wait))
+            if info is not None and info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                return signal.Signals(info.si_signo)
+            if info is not None and info.si_signo == signal.SIGHUP:
+                for role in self._roles:
+                    role.ask_to_end()
+            for role in self._reaped():
+                lived = time.monotonic() - role.last_start
+                role.restarts = role.restarts + 1 if lived < 10.0 else 0
+                pause = 0.0 if role.restarts == 0 else min(30.0, RESTART_PAUSE_S * 2 ** (role.restarts - 1))
+                delayed[role.name] = time.monotonic() + pause
+            for role in self._roles:
+                if role.name in delayed and delayed[role.name] <= time.monotonic():
+                    del delayed[role.name]
+                    role.last_start = time.monotonic()
+                    role.start()
+                    self._report({"event": "restarted", "role": role.name})
+
+    def _reaped(self) -> list[Role]:
+        dead = []
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return dead
+            if pid == 0:
+                return dead
+            dead += [role for role in self._roles if role.pid == pid]
+            for role in self._roles:
+                role.pid = 0 if role.pid == pid else role.pid
+
+    # -- the end
+
+    def _drain(self) -> None:
+        self._report({"event": "progress", "phase": "drain", "message": "powering the sandboxes off"})
+        try:
+            _call_node(self._settings.run / "node.sock", "node.drain", DRAIN_WITHIN_S)
+        except (OSError, TimeoutError, HatchwayError) as error:
+            self._report(
+                {"event": "progress", "phase": "drain", "message": f"not all sandboxes could be powered off: {error}"}
+            )
+
+    def _end_all(self) -> None:
+        for role in reversed(self._roles):
+            role.ask_to_end()
+            deadline = time.monotonic() + END_WITHIN_S
+            while role.pid and time.monotonic() < deadline:
+                self._reaped()
+                if role.pid:
+                    signal.sigtimedwait((signal.SIGCHLD,), 0.5)
+            if role.pid:
+                role.ask_to_end(signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(role.pid, 0)
+
+    def _clean(self) -> None:
+        for name in ("launcher.sock", "node.sock"):
+            (self._settings.run / name).unlink(missing_ok=True)
+        self._settings.endpoint.unlink(missing_ok=True)
+
+
+def _url(host: str, sock: socket.socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{sock.getsockname()[1]}"
+
+
+def _write_private(path: Path, content: bytes, mode: int) -> None:
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)
+
+
+def _call_node(path: Path, method: str, within: float) -> None:
+    """One RPC without an event loop: see `wire.rpc` for the framing."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(within)
+            sock.connect(f"/proc/self/fd/{directory}/{path.name}")
+            body = msgspec.msgpack.encode((1, method, {}))
+            sock.sendall(struct.pack(">I", len(body)) + body)
+            with sock.makefile("rb") as stream:
+                (length,) = struct.unpack(">I", stream.read(4))
+                _, error, _ = msgspec.msgpack.decode(stream.read(length))
+    except struct.error:
+        raise Unavailable("peer_lost", "The node went away in the middle.") from None
+    finally:
+        os.close(directory)
+    if error is not None:
+        raise Unavailable(str(error.get("code")), str(error.get("cause")))
