@@ -27,22 +27,24 @@ def closed_ancestor(path: Path) -> Path | None:
 
 def open_to_role(paths: Iterable[Path]) -> None:
     """Makes `paths` reachable for this process whatever it becomes. Does nothing where nothing is closed. Raises `OSError`."""
-    wanted: dict[Path, list[tuple[Path, int]]] = {}
+    wanted: dict[Path, list[Path]] = {}
     for path in sorted({path.resolve() for path in paths}):
         closed = closed_ancestor(path)
         if closed is not None:
-            wanted.setdefault(closed, []).append((path, os.open(path, os.O_PATH | os.O_CLOEXEC)))
+            wanted.setdefault(closed, []).append(path)
     if not wanted:
         return
     _check(_libc.unshare(CLONE_NEWNS))
     _mount(None, "/", None, MS_REC | MS_PRIVATE, None)
+    # Opened in the new namespace: a mount of another one cannot be bound. Opened before anything covers them.
+    opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for inside in wanted.values() for path in inside}
     for closed, inside in wanted.items():
         _mount("tmpfs", str(closed), "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=1m")
-        for path, fd in inside:
+        for path in inside:
             if not path.exists():  # a path inside another one is there already
                 path.mkdir(parents=True, mode=0o755)
-                _mount(f"/proc/self/fd/{fd}", str(path), None, MS_BIND | MS_REC, None)
-            os.close(fd)
+                _mount(f"/proc/self/fd/{opened[path]}", str(path), None, MS_BIND | MS_REC, None)
+            os.close(opened[path])
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None) -> None:
