@@ -1,1 +1,89 @@
-"""To be described."""
+"""The Python SDK: `Hatchway` for blocking code, `AsyncHatchway` for asyncio, and what they hand out.
+
+Imports no server code, only httpx, msgspec and the standard library; `cli/` and users call it. The logic of every call is
+in flows without I/O (`calls`, `streams`), which the two drivers of `transport` carry out; what is not named in `__all__`
+here may change.
+"""
+
+from .aio import AsyncHatchway, AsyncSandbox, AsyncSession
+from .errors import (
+    BadAnswer,
+    CommandFailed,
+    Conflict,
+    ConnectionFailed,
+    Exhausted,
+    Forbidden,
+    Gone,
+    HatchwayError,
+    HostExhausted,
+    Internal,
+    InvalidRequest,
+    NotFound,
+    OperationFailed,
+    OutputLimit,
+    StreamLost,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    Unprocessable,
+    WaitTimeout,
+)
+from .events import End, Exit, Gap, Output, SessionEvent, Started, StreamName, Usage
+from .models import (
+    Key,
+    NewKey,
+    Operation,
+    OperationError,
+    Result,
+    SandboxInfo,
+    ServiceEvent,
+    SessionInfo,
+    Template,
+)
+from .sync import Hatchway, Sandbox, Session
+
+__all__ = [
+    "AsyncHatchway",
+    "AsyncSandbox",
+    "AsyncSession",
+    "BadAnswer",
+    "CommandFailed",
+    "Conflict",
+    "ConnectionFailed",
+    "End",
+    "Exhausted",
+    "Exit",
+    "Forbidden",
+    "Gap",
+    "Gone",
+    "Hatchway",
+    "HatchwayError",
+    "HostExhausted",
+    "Internal",
+    "InvalidRequest",
+    "Key",
+    "NewKey",
+    "NotFound",
+    "Operation",
+    "OperationError",
+    "OperationFailed",
+    "Output",
+    "OutputLimit",
+    "Result",
+    "Sandbox",
+    "SandboxInfo",
+    "ServiceEvent",
+    "Session",
+    "SessionEvent",
+    "SessionInfo",
+    "Started",
+    "StreamLost",
+    "StreamName",
+    "Template",
+    "TooLarge",
+    "Unauthenticated",
+    "Unavailable",
+    "Unprocessable",
+    "Usage",
+    "WaitTimeout",
+]

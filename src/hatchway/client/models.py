@@ -1,0 +1,211 @@
+"""What the service tells about its objects, as immutable records.
+
+Fields that this version does not know are ignored, fields that the service leaves out have the defaults below. Times are
+Unix seconds.
+"""
+
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from .errors import CommandFailed
+from .events import Exit, Gap, Usage
+
+T = TypeVar("T")
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the record as JSON-like values."""
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]  # a Struct always becomes a dict
+
+
+class SandboxInfo(_Record, frozen=True, kw_only=True):
+    """A sandbox as the service saw it when it answered."""
+
+    id: str
+    state: str
+    """`pending running paused suspended stopped failed deleted`: the last stable state."""
+    name: str | None = None
+    operation: Any = None
+    """The operation in flight, if any."""
+    template: str = ""
+    template_digest: str | None = None
+    vcpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+    metadata: dict[str, str] = {}
+    isolation: str | None = None
+    """`hardware` or `emulated`; None before the sandbox was first started."""
+    cause: str | None = None
+    reason: str | None = None
+    """For people: why it stopped or failed."""
+    boot_id: str | None = None
+    created_at: float | None = None
+    updated_at: float | None = None
+
+
+class OperationError(_Record, frozen=True, kw_only=True):
+    """Why an operation failed."""
+
+    code: str = "failed"
+    message: str = ""
+    cause: str = ""
+    remedy: str = ""
+
+
+class Operation(_Record, frozen=True, kw_only=True):
+    """The record of one lifecycle request."""
+
+    id: str
+    kind: str
+    status: str
+    """`pending running succeeded failed cancelled`."""
+    target: str | None = None
+    """The id of the sandbox."""
+    phase: str | None = None
+    progress: float | None = None
+    result: Any = None
+    error: OperationError | None = None
+    created_at: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, however."""
+        return self.status in ("succeeded", "failed", "cancelled")
+
+
+class SessionInfo(_Record, frozen=True, kw_only=True):
+    """A command session: one process in a sandbox, from before its start until its output is dropped."""
+
+    id: str
+    state: str = "created"
+    """`created` (not started: attaching starts it), `running`, `exited` (the leader ended), `ended`."""
+    sandbox_id: str | None = None
+    process_id: int | None = None
+    argv: tuple[str, ...] | None = None
+    pid: int | None = None
+    exit: Exit | None = None
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    created_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    retain_until: float | None = None
+
+
+class Access(_Record, frozen=True, kw_only=True):
+    """How to reach a session on its node: URL and a token for this session alone."""
+
+    attach_url: str
+    token: str
+    token_expires_at: float | None = None
+
+
+class Template(_Record, frozen=True, kw_only=True):
+    """A release of a template."""
+
+    name: str
+    tag: str = ""
+    digest: str = ""
+    size_bytes: int = 0
+    created_at: float | None = None
+    description: str = ""
+
+
+class Key(_Record, frozen=True, kw_only=True):
+    """An API key, without its secret."""
+
+    id: str
+    name: str = ""
+    prefix: str = ""
+    """The beginning of the key, to recognise it by."""
+    scopes: tuple[str, ...] = ()
+    created_at: float | None = None
+    expires_at: float | None = None
+    last_used_at: float | None = None
+    revoked_at: float | None = None
+
+
+class NewKey(Key, frozen=True, kw_only=True):
+    """A key that was just made. `key` is shown this once and is stored nowhere."""
+
+    key: str
+
+
+class ServiceEvent(_Record, frozen=True, kw_only=True):
+    """Something changed in the project: an element of the event stream."""
+
+    id: str
+    """What to go on after."""
+    kind: str
+    data: Any = None
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """One page of a list; `cursor` asks for the next one, None at the end."""
+
+    items: tuple[T, ...]
+    cursor: str | None = None
+
+
+class Result:
+    """How a command ended and what it wrote."""
+
+    def __init__(
+        self, session_id: str, end: Exit, stdout_octets: bytes, stderr_octets: bytes, gaps: tuple[Gap, ...] = ()
+    ) -> None:
+        self.session_id = session_id
+        self.exit = end
+        self.stdout_octets = stdout_octets
+        self.stderr_octets = stderr_octets
+        self.gaps = gaps
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code, or what a shell would show: see `Exit.status`."""
+        return self.exit.status
+
+    @property
+    def reason(self) -> str:
+        """`exited signaled timeout oom spawn_failed sandbox_lost rolled_back`."""
+        return self.exit.reason
+
+    @property
+    def usage(self) -> Usage:
+        """CPU and wall time in seconds, memory in KiB."""
+        return self.exit.usage
+
+    @cached_property
+    def stdout(self) -> str:
+        """Standard output as text; what is no UTF-8 becomes replacement characters."""
+        return self.stdout_octets.decode("utf-8", "replace")
+
+    @cached_property
+    def stderr(self) -> str:
+        """Standard error as text; what is no UTF-8 becomes replacement characters."""
+        return self.stderr_octets.decode("utf-8", "replace")
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command exited with 0 and no output was lost."""
+        return self.exit_code == 0 and not self.gaps
+
+    def check(self) -> "Result":
+        """Returns itself, or raises `CommandFailed` when the command did not exit with 0."""
+        if self.exit_code == 0:
+            return self
+        tail = self.stderr[-2000:].strip()
+        raise CommandFailed(
+            "command_failed",
+            f"The command ended with {self.exit_code} ({self.exit.message or self.reason})."
+            + (f" Its standard error ends with: {tail}" if tail else ""),
+            session_id=self.session_id,
+            exit_code=self.exit_code,
+        )
+
+    def __repr__(self) -> str:
+        return f"Result(exit_code={self.exit_code}, reason={self.reason!r}, stdout={self.stdout[:60]!r}, stderr={self.stderr[:60]!r})"

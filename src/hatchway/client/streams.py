@@ -1,0 +1,264 @@
+"""The streams of the service as flows: attach to a session, its raw output, its standard input, the event stream.
+
+What they have in common: a broken connection is taken up again where it was, a bounded number of times without progress.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from .calls import decode, exchange, renew_access
+from .errors import ConnectionFailed, Gone, StreamLost, Unauthenticated, Unavailable, from_problem
+from .events import Cursor, SessionEvent, StreamName
+from .models import Access, ServiceEvent
+from .sse import Parser
+from .steps import Emit, Flow, Open, Pause, Read, Reply, Request, Stream
+
+T = TypeVar("T")
+
+BACKOFF_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 5.0, 5.0, 5.0)
+"""Pauses between attempts to take a stream up again; any progress starts them anew, after the last one it is lost."""
+SILENCE_S = 45.0
+"""A stream that says nothing for so long is broken: the service pings every 15 s."""
+STDIN_PIECE = 256 * 1024
+"""Octets of standard input that one request carries."""
+
+
+class Line:
+    """How to reach one session on its node, renewed when the token has expired. Shared by all flows of the session."""
+
+    def __init__(self, session_id: str, access: Access | None) -> None:
+        self.session_id = session_id
+        self.access = access
+
+    def ready(self) -> Flow[Access]:
+        """Returns the access, asking for it when there is none yet."""
+        if self.access is None:
+            self.access = yield from renew_access(self.session_id)
+        return self.access
+
+    def url(self, access: Access, what: str) -> str:
+        """Returns the URL of `what` beside `…/attach`."""
+        return access.attach_url.removesuffix("/attach") + "/" + what
+
+    def call(self, build: Callable[[Access], Request]) -> Flow[Reply]:
+        """Does the request that `build` makes; once more with a fresh token when the one at hand has expired."""
+        access = yield from self.ready()
+        try:
+            return (yield from exchange(build(access)))
+        except Unauthenticated:
+            self.access = None
+            access = yield from self.ready()
+            return (yield from exchange(build(access)))
+
+
+@dataclass(slots=True)
+class _Patience:
+    """Counts attempts without progress."""
+
+    what: str
+    remedy: str
+    failures: int = 0
+
+    def progress(self) -> None:
+        self.failures = 0
+
+    def next_pause(self, cause: str) -> Pause:
+        if self.failures >= len(BACKOFF_S):
+            raise StreamLost(f"{self.what} broke and {self.failures} attempts to go on failed: {cause}", self.remedy)
+        self.failures += 1
+        return Pause(BACKOFF_S[self.failures - 1])
+
+
+def attach(line: Line, cursor: Cursor) -> Stream[SessionEvent]:
+    """Starts the process of a session, or goes on reading it after `cursor`, until its end.
+
+    Every octet is delivered once, or told of by a `Gap`. Raises `StreamLost` when the node stays away, `Gone` when the
+    output was dropped meanwhile.
+    """
+    patience = _Patience(
+        f"The stream of session {line.session_id}",
+        f"When the service is back, read on with: hatchway logs --follow {line.session_id}",
+    )
+    renewed = False
+    while not cursor.ended:
+        try:
+            access = yield from line.ready()
+            reply: Reply = yield Open(_attach_request(access, cursor))
+            _raise_for(reply)
+            renewed = False
+            parser = Parser()
+            while not cursor.ended:
+                piece: bytes = yield Read()
+                if not piece:
+                    raise ConnectionFailed("The stream ended in the middle.")
+                for event in parser.feed(piece):
+                    patience.progress()
+                    for item in cursor.take(event):
+                        yield Emit(item)
+            # The rest of the answer is its end mark: having read it, the connection can be used again.
+            while (yield Read()):
+                pass
+        except Unauthenticated:
+            if renewed:
+                raise
+            renewed = True
+            line.access = None
+        except (ConnectionFailed, Unavailable) as error:
+            if cursor.ended:
+                return
+            yield patience.next_pause(error.cause)
+
+
+def _attach_request(access: Access, cursor: Cursor) -> Request:
+    headers = {"Accept": "text/event-stream"}
+    body: object = None
+    if (event_id := cursor.event_id) is not None:
+        headers["Last-Event-ID"] = event_id
+    elif cursor.stdout or cursor.stderr:
+        body = {"offsets": {"stdout": cursor.stdout, "stderr": cursor.stderr}}
+    return Request("POST", access.attach_url, json=body, headers=headers, token=access.token, timeout_s=SILENCE_S)
+
+
+def _raise_for(reply: Reply) -> None:
+    if reply.status >= 400:
+        raise from_problem(reply.status, reply.body)
+
+
+def output(line: Line, stream: StreamName, from_: int, follow: bool) -> Stream[bytes]:
+    """Reads the raw octets of one output stream from `from_` on.
+
+    Raises `Gone` where octets are lost: its `extra` names the range.
+    """
+    patience = _Patience(f"The {stream} of session {line.session_id}", "Try again when the service is back.")
+    at = from_
+    renewed = False
+    while True:
+        try:
+            access = yield from line.ready()
+            query = urlencode({"stream": stream, "from": at, "follow": int(follow)})
+            url = f"{line.url(access, 'output')}?{query}"
+            # A process may be silent for any time, and raw octets have no pings.
+            reply: Reply = yield Open(Request("GET", url, token=access.token, timeout_s=None if follow else SILENCE_S))
+            _raise_for(reply)
+            renewed = False
+            start = int(reply.headers.get("hatchway-offset", at))
+            if start > at:
+                raise Gone(
+                    "output_gap",
+                    f"Octets {at} to {start} of {stream} are lost.",
+                    f"Read on from {start}.",
+                    stream=stream,
+                    lost_from=at,
+                    lost_to=start,
+                )
+            while True:
+                piece: bytes = yield Read()
+                if not piece:
+                    return
+                at += len(piece)
+                patience.progress()
+                yield Emit(piece)
+        except Unauthenticated:
+            if renewed:
+                raise
+            renewed = True
+            line.access = None
+        except (ConnectionFailed, Unavailable) as error:
+            yield patience.next_pause(error.cause)
+
+
+class _Taken(msgspec.Struct):
+    offset: int
+
+
+class Input:
+    """The writer's end of a session's standard input: knows its offset, so that a repeated request writes nothing twice."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self.offset = 0
+
+    def write(self, data: bytes, *, eof: bool) -> Flow[None]:
+        """Writes all of `data`, and closes the input after it with `eof`. Stays until the process's side has taken it."""
+        view = memoryview(data)
+        at = 0
+        while True:
+            piece = bytes(view[at : at + STDIN_PIECE])
+            at += len(piece)
+            last = at >= len(data)
+            yield from self._send(piece, eof and last)
+            if last:
+                return
+
+    def _send(self, piece: bytes, eof: bool) -> Flow[None]:
+        begin = self.offset
+        patience = _Patience("Standard input", "Is the service running?")
+        while True:
+            query = urlencode({"offset": self.offset, **({"eof": 1} if eof else {})})
+            rest = piece[self.offset - begin :]
+
+            def build(access: Access, rest: bytes = rest, query: str = query) -> Request:
+                url = f"{self._line.url(access, 'stdin')}?{query}"
+                return Request("POST", url, content=rest, token=access.token, timeout_s=60.0)
+
+            try:
+                reply = yield from self._line.call(build)
+            except ConnectionFailed as error:
+                if error.code != "timeout":
+                    # A process that does not read its input for long is no failure.
+                    yield patience.next_pause(error.cause)
+                continue
+            taken = decode(reply.body, _Taken).offset if reply.body else begin + len(piece)
+            if taken > self.offset:
+                patience.progress()
+            self.offset = max(self.offset, min(taken, begin + len(piece)))
+            if self.offset >= begin + len(piece):
+                return
+
+
+def send_signal(line: Line, signal: str | int, scope: str) -> Flow[None]:
+    """Sends a signal to the whole process tree (`tree`) or to the leader alone (`leader`)."""
+
+    def build(access: Access) -> Request:
+        body = {"signal": signal, "scope": scope}
+        return Request("POST", line.url(access, "signal"), json=body, token=access.token, repeatable=False)
+
+    yield from line.call(build)
+
+
+def resize(line: Line, rows: int, cols: int) -> Flow[None]:
+    """Tells the terminal of a session its new size."""
+
+    def build(access: Access) -> Request:
+        return Request("POST", line.url(access, "resize"), json={"rows": rows, "cols": cols}, token=access.token)
+
+    yield from line.call(build)
+
+
+def service_events(after: str | None, filters: Mapping[str, str]) -> Stream[ServiceEvent]:
+    """What changes in the project, for as long as the caller iterates; goes on by itself after a lost connection."""
+    patience = _Patience("The event stream", "Go on after the last event's id when the service is back.")
+    last = after
+    while True:
+        try:
+            headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
+            path = "/v1/events" + ("?" + urlencode(filters) if filters else "")
+            reply: Reply = yield Open(Request("GET", path, headers=headers, timeout_s=SILENCE_S))
+            _raise_for(reply)
+            parser = Parser()
+            while True:
+                piece: bytes = yield Read()
+                if not piece:
+                    raise ConnectionFailed("The stream ended.")
+                for event in parser.feed(piece):
+                    patience.progress()
+                    if event.name == "ping":
+                        continue
+                    last = event.id or last
+                    yield Emit(ServiceEvent(id=event.id, kind=event.name, data=decode(event.data, Any)))
+        except (ConnectionFailed, Unavailable) as error:
+            yield patience.next_pause(error.cause)

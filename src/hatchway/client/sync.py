@@ -1,0 +1,433 @@
+"""The client for ordinary, blocking code: `Hatchway`, and the sandboxes and sessions that it hands out.
+
+Every method is one flow, carried out by the sync driver; `aio` has the same for asyncio.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from . import calls, streams
+from .config import find
+from .events import Exit, SessionEvent, StreamName
+from .models import (
+    Key,
+    NewKey,
+    Operation,
+    Result,
+    SandboxInfo,
+    ServiceEvent,
+    SessionInfo,
+    Template,
+)
+from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
+from .transport import SyncDriver
+
+T = TypeVar("T")
+
+
+class Hatchway:
+    """A client of one service. Use it as a context manager, or `close()` it; any number of threads may share it.
+
+    `url` and `key` are found by themselves where they are not given: `HATCHWAY_URL` and `HATCHWAY_API_KEY`, else the
+    files that `hatchway up` wrote into the data folder. `timeout` is the time in seconds that one answer may take.
+    """
+
+    def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 30.0) -> None:
+        config = find(url, key)
+        self.url = config.url
+        self._driver = SyncDriver(config, timeout)
+        self.sandboxes = Sandboxes(self._driver)
+        self.sessions = Sessions(self._driver)
+        self.operations = Operations(self._driver)
+        self.templates = Templates(self._driver)
+        self.keys = Keys(self._driver)
+
+    def events(self, after: str | None = None) -> Iterator[ServiceEvent]:
+        """Iterates over what changes in the project, for ever; from after the event with id `after`, else from now on."""
+        return self._driver.stream(streams.service_events(after, {}))
+
+    def close(self) -> None:
+        """Closes all connections; sandboxes and commands go on."""
+        self._driver.close()
+
+    def __enter__(self) -> "Hatchway":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Sandboxes:
+    """The sandboxes of the project."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def create(
+        self,
+        template: str = "seed:latest",
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        disk_mib: int | None = None,
+        require_isolation: str | None = None,
+        wait: bool = True,
+        timeout: float = 120.0,
+    ) -> "Sandbox":
+        """Makes a sandbox and, with `wait`, returns when it runs.
+
+        `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. Raises `OperationFailed`
+        when it cannot be made (the sandbox is then `failed` and stays for you to look at or delete: `sandbox_id` of the
+        error), and `WaitTimeout` after `timeout` seconds.
+        """
+        body = calls.compact(
+            template=template,
+            name=name,
+            metadata=metadata,
+            env=env,
+            vcpus=vcpus,
+            memory_mib=memory_mib,
+            disk_mib=disk_mib,
+            require_isolation=require_isolation,
+        )
+        info, operation = self._driver.run(calls.create_sandbox(body, wait=wait, timeout_s=timeout))
+        return Sandbox(self._driver, info, operation)
+
+    def get(self, sandbox_id: str) -> "Sandbox":
+        """Returns the sandbox with this id; raises `NotFound`."""
+        return Sandbox(self._driver, self._driver.run(calls.get_sandbox(sandbox_id)))
+
+    def list(
+        self, *, state: str | None = None, template: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> Iterator[SandboxInfo]:
+        """Iterates over the sandboxes with this state, template and metadata, page by page."""
+        return _all(self._driver, calls.sandboxes(state, template, metadata))
+
+    def delete(self, sandbox_id: str, *, wait: bool = True, timeout: float = 60.0) -> Operation:
+        """Deletes a sandbox, whatever it is doing; deleting it again succeeds and does nothing."""
+        return self._driver.run(calls.delete_sandbox(sandbox_id, wait=wait, timeout_s=timeout))[1]
+
+
+class Sandbox:
+    """One sandbox. As a context manager it is deleted at the end.
+
+    `info` is what the service last told; `refresh()` asks again.
+    """
+
+    def __init__(self, driver: SyncDriver, info: SandboxInfo, operation: Operation | None = None) -> None:
+        self._driver = driver
+        self.info = info
+        self.operation = operation
+
+    @property
+    def id(self) -> str:
+        """20 characters of `[a-z0-9]`."""
+        return self.info.id
+
+    @property
+    def state(self) -> str:
+        """The state as it was last told."""
+        return self.info.state
+
+    def refresh(self) -> SandboxInfo:
+        """Asks the service for the sandbox as it is now."""
+        self.info = self._driver.run(calls.get_sandbox(self.id))
+        return self.info
+
+    def update(self, *, name: str | None = None, metadata: Mapping[str, str] | None = None) -> SandboxInfo:
+        """Changes the name or replaces the metadata."""
+        body = calls.compact(name=name, metadata=metadata)
+        self.info = self._driver.run(calls.update_sandbox(self.id, body))
+        return self.info
+
+    def pause(self, *, wait: bool = True, timeout: float = 60.0) -> Operation:
+        """Stops the vCPUs; memory stays resident."""
+        return self._change("pause", wait, timeout)
+
+    def resume(self, *, wait: bool = True, timeout: float = 60.0) -> Operation:
+        """Lets the vCPUs of a paused sandbox go on."""
+        return self._change("resume", wait, timeout)
+
+    def stop(self, *, wait: bool = True, timeout: float = 60.0) -> Operation:
+        """Powers off: memory is lost, the disk is kept."""
+        return self._change("stop", wait, timeout)
+
+    def start_vm(self, *, wait: bool = True, timeout: float = 120.0) -> Operation:
+        """Boots a stopped or failed sandbox on its kept disk. (Commands: `run` and `start`.)"""
+        return self._change("start", wait, timeout)
+
+    def wake(self, *, wait: bool = True, timeout: float = 120.0) -> Operation:
+        """Makes it run, by whichever of resume and start applies."""
+        return self._change("wake", wait, timeout)
+
+    def delete(self, *, wait: bool = True, timeout: float = 60.0) -> Operation:
+        """Deletes it, whatever it is doing; doing so again succeeds and does nothing."""
+        self.info, operation = self._driver.run(calls.delete_sandbox(self.id, wait=wait, timeout_s=timeout))
+        return operation
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        max_output: int = DEFAULT_MAX_OUTPUT,
+    ) -> Result:
+        """Runs a command to its end and returns what it wrote. A string is run by a shell, a list as it is.
+
+        The command is killed after `timeout` seconds (`reason` is then `timeout`). Raises `OutputLimit` when it writes
+        more than `max_output` octets to one stream. That it failed is not an error: see `Result.exit_code` and
+        `Result.check()`.
+        """
+        session = self.start(command, stdin=stdin is not None, env=env, cwd=cwd, user=user, timeout=timeout)
+        gathering = Gathering(max_output)
+        try:
+            if stdin is not None and session.exit is None:
+                session.write_stdin(octets(stdin), eof=True)
+            for event in session:
+                gathering.take(event, session.id)
+        except BaseException:
+            session.kill()
+            raise
+        return gathering.result(session.id, session.wait())
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bool = True,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        pty: tuple[int, int] | None = None,
+        timeout: float | None = None,
+        retain: float | None = None,
+    ) -> "Session":
+        """Starts a command and returns its session, to iterate over while it runs.
+
+        `pty` gives it a terminal of so many rows and columns. The output is kept for `retain` seconds after the end.
+        """
+        body = calls.session_body(
+            command, env=env, cwd=cwd, user=user, stdin=stdin, pty=pty, timeout_s=timeout, retain_s=retain
+        )
+        opened = self._driver.run(calls.create_session(self.id, body))
+        session = Session(self._driver, opened)
+        session.attach()
+        return session
+
+    def sessions(self) -> Iterator[SessionInfo]:
+        """Iterates over the command sessions of the sandbox, as far as they are kept."""
+        return _all(self._driver, calls.sessions_of(self.id))
+
+    def _change(self, verb: str, wait: bool, timeout: float) -> Operation:
+        self.info, operation = self._driver.run(calls.change_sandbox(self.id, verb, wait=wait, timeout_s=timeout))
+        return operation
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.delete()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} {self.state}>"
+
+
+class Session:
+    """One command in a sandbox.
+
+    Iterating gives its events until the end, each octet once, whatever becomes of connections meanwhile; leaving a loop
+    and iterating again goes on where it was. The command itself runs on without any reader.
+    """
+
+    def __init__(self, driver: SyncDriver, opened: calls.Opened) -> None:
+        self._driver = driver
+        self._state = SessionState(opened)
+        self._events: Generator[SessionEvent, None, None] | None = None
+        self._first: SessionEvent | None = None
+
+    @property
+    def id(self) -> str:
+        """20 characters of `[a-z0-9]`."""
+        return self._state.info.id
+
+    @property
+    def info(self) -> SessionInfo:
+        """What the service last told; `refresh()` asks again."""
+        return self._state.info
+
+    @property
+    def exit(self) -> Exit | None:
+        """How the process ended, as soon as the iteration has come there."""
+        return self._state.cursor.exit
+
+    def refresh(self) -> SessionInfo:
+        """Asks the service for the session as it is now."""
+        self._state.info = self._driver.run(calls.get_session(self.id))
+        return self._state.info
+
+    def attach(self) -> None:
+        """Opens the stream and stays until the process was started, or could not be. Iterating does it by itself."""
+        if self._events is None and self._first is None and not self._state.cursor.ended:
+            self._first = self._next()
+
+    def __iter__(self) -> Iterator[SessionEvent]:
+        return self
+
+    def __next__(self) -> SessionEvent:
+        event, self._first = self._first, None
+        if event is None:
+            event = self._next()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def _next(self) -> SessionEvent | None:
+        if self._events is None:
+            self._events = self._driver.stream(self._state.attach())
+        try:
+            return next(self._events, None)
+        except BaseException:
+            # Whoever iterates again attaches again, behind what was delivered.
+            self._events = None
+            raise
+
+    def wait(self) -> Exit:
+        """Reads on to the end and returns how the process ended. What it wrote can still be had from `output()`."""
+        for _event in self:
+            pass
+        return self._state.ended()
+
+    def output(self, stream: StreamName = "stdout", from_: int = 0, *, follow: bool = True) -> Iterator[bytes]:
+        """Iterates over the raw octets of one stream from `from_` on, until its end, or with `follow=False` what is there.
+
+        Raises `Gone` where octets were lost.
+        """
+        return self._driver.stream(streams.output(self._state.line, stream, from_, follow))
+
+    def write_stdin(self, data: bytes | str, *, eof: bool = False) -> None:
+        """Writes to the standard input, and closes it after that with `eof`. Returns when all of it was taken."""
+        self._driver.run(self._state.input.write(octets(data), eof=eof))
+
+    def close_stdin(self) -> None:
+        """Closes the standard input: the process reads the end of file."""
+        self.write_stdin(b"", eof=True)
+
+    def send_signal(self, signal: str | int = "TERM", *, scope: str = "tree") -> None:
+        """Sends a signal, by name (`TERM`) or number, to the whole process tree or with `scope="leader"` to the leader."""
+        self._driver.run(streams.send_signal(self._state.line, signal, scope))
+
+    def kill(self) -> None:
+        """Kills the whole process tree, if it still runs; never fails."""
+        self._driver.run(self._state.kill())
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Tells the terminal of the command its new size."""
+        self._driver.run(streams.resize(self._state.line, rows, cols))
+
+    def delete(self) -> None:
+        """Kills the command if it runs and drops what was kept of it."""
+        self.close()
+        self._driver.run(calls.delete_session(self.id))
+
+    def close(self) -> None:
+        """Stops reading; the command goes on, and so does a later iteration."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Sessions:
+    """Command sessions by their id."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def get(self, session_id: str) -> Session:
+        """Returns the session with this id, to read it from its beginning; raises `NotFound`.
+
+        Iterating starts its process, if nobody has done so before.
+        """
+        return Session(self._driver, calls.Opened(self._driver.run(calls.get_session(session_id)), None))
+
+
+class Operations:
+    """The records of lifecycle requests."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def get(self, operation_id: str) -> Operation:
+        """Returns the operation with this id; raises `NotFound`."""
+        return self._driver.run(calls.get_operation(operation_id))
+
+    def list(self) -> Iterator[Operation]:
+        """Iterates over the operations of the project, page by page."""
+        return _all(self._driver, calls.operations())
+
+    def wait(self, operation_id: str, *, timeout: float = 120.0) -> Operation:
+        """Stays until it has succeeded; raises `OperationFailed`, or `WaitTimeout` after `timeout` seconds."""
+        return self._driver.run(calls.wait_operation(operation_id, timeout_s=timeout))
+
+    def cancel(self, operation_id: str) -> Operation:
+        """Asks that it be given up."""
+        return self._driver.run(calls.cancel_operation(operation_id))
+
+
+class Templates:
+    """What sandboxes can be made from."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def list(self) -> Iterator[Template]:
+        """Iterates over the releases that are there."""
+        return _all(self._driver, calls.templates())
+
+
+class Keys:
+    """The API keys of the project."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def create(self, name: str, *, scopes: Sequence[str] | None = None, expires_at: float | None = None) -> NewKey:
+        """Makes a key; its secret is in the answer, once. `expires_at` is in Unix seconds."""
+        return self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_at)))
+
+    def list(self) -> Iterator[Key]:
+        """Iterates over the keys, without their secrets."""
+        return _all(self._driver, calls.keys())
+
+    def delete(self, key_id: str) -> None:
+        """Revokes a key: it stops working at once."""
+        self._driver.run(calls.delete_key(key_id))
+
+
+def _all(driver: SyncDriver, listing: calls.Listing[T]) -> Iterator[T]:
+    cursor: str | None = None
+    while True:
+        page = driver.run(listing.page(cursor))
+        yield from page.items
+        cursor = page.cursor
+        if cursor is None:
+            return

@@ -1,0 +1,312 @@
+"""The two drivers that carry flows out over HTTP: `SyncDriver` and `AsyncDriver`. The only modules with I/O beside them are
+the key files of `config`.
+
+They decide nothing: what to send, when to try again and what an answer means is in the flows.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from .config import Config, is_loopback
+from .errors import BadAnswer, ConnectionFailed, HatchwayError
+from .steps import Emit, Flow, Open, Pause, Read, Reply, Request, Stream
+
+T = TypeVar("T")
+E = TypeVar("E")
+
+MAX_CONNECTIONS = 1000
+"""Connections that one client opens at most: one per stream that is being read, and a few for requests."""
+KEEP_IDLE = 20
+KEEP_IDLE_S = 4.0
+"""Shorter than the idle time after which the service closes a connection, so that it is never closed under a request."""
+CONNECT_S = 5.0
+MAX_ANSWER = 32 * 1024 * 1024
+"""Octets of one answer that is not a stream."""
+
+
+class _Common:
+    """What both drivers share: how a request looks on the wire and what a failure means."""
+
+    def __init__(self, config: Config, timeout_s: float) -> None:
+        self.config = config
+        self._timeout_s = timeout_s
+        # Loading the certificates of the system takes longer than a whole call, and plain HTTP needs none. A context
+        # without certificates trusts nobody, so forgetting to load them could only refuse.
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._tls_ready = False
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "verify": self._tls,
+            # A proxy from the environment is not for a service on this machine.
+            "trust_env": not is_loopback(urlsplit(self.config.url).hostname or ""),
+            "timeout": httpx.Timeout(self._timeout_s, connect=CONNECT_S, pool=CONNECT_S),
+            "limits": httpx.Limits(
+                max_connections=MAX_CONNECTIONS, max_keepalive_connections=KEEP_IDLE, keepalive_expiry=KEEP_IDLE_S
+            ),
+            "follow_redirects": False,
+            "headers": {"Accept-Encoding": "identity", "User-Agent": "hatchway-python"},
+        }
+
+    def _arguments(self, request: Request, streaming: bool) -> dict[str, Any]:
+        url = request.url if "://" in request.url else self.config.url + request.url
+        if url.startswith("https:") and not self._tls_ready:
+            self._tls.load_default_certs()
+            self._tls_ready = True
+        headers = dict(request.headers)
+        token = request.token or self.config.key
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        content = request.content
+        if request.json is not None:
+            content = msgspec.json.encode(request.json)
+            headers["Content-Type"] = "application/json"
+        elif content is not None:
+            headers["Content-Type"] = "application/octet-stream"
+        read_s = request.timeout_s if streaming or request.timeout_s is not None else self._timeout_s
+        timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_S, pool=CONNECT_S, read=read_s)
+        return {"method": request.method, "url": url, "headers": headers, "content": content, "timeout": timeout}
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turns what the HTTP library raises into errors of ours."""
+        try:
+            yield
+        except httpx.PoolTimeout:
+            raise HatchwayError(
+                "too_many_connections",
+                f"This client has {MAX_CONNECTIONS} connections in use.",
+                "Close streams that are no longer read, or use another client.",
+            ) from None
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise ConnectionFailed(f"Nobody answers at {_origin(error, self.config)}: {error}", sent=False) from None
+        except httpx.TimeoutException as error:
+            raise ConnectionFailed(
+                f"{_origin(error, self.config)} did not answer in time.",
+                "Try again, or give a larger timeout.",
+                code="timeout",
+            ) from None
+        except (httpx.DecodingError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise BadAnswer("bad_answer", str(error), "Check the URL.") from None
+        except httpx.RequestError as error:
+            raise ConnectionFailed(
+                f"The connection to {_origin(error, self.config)} broke: {error or type(error).__name__}", "Try again."
+            ) from None
+
+
+def _origin(error: httpx.RequestError, config: Config) -> str:
+    try:
+        url = error.request.url
+    except RuntimeError:
+        return config.url
+    return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
+
+
+def _too_large() -> BadAnswer:
+    return BadAnswer("answer_too_large", f"The answer is larger than {MAX_ANSWER} octets.", "Ask for less: use limits.")
+
+
+class SyncDriver(_Common):
+    """Carries flows out in the calling thread. Any number of threads may use one driver."""
+
+    def __init__(self, config: Config, timeout_s: float) -> None:
+        super().__init__(config, timeout_s)
+        self._http = httpx.Client(**self._options())
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._http.close()
+
+    def run(self, flow: Flow[T]) -> T:
+        """Returns what `flow` returns, or raises what it raises."""
+        outcome: Any = None
+        failure: ConnectionFailed | None = None
+        while True:
+            try:
+                step = flow.send(outcome) if failure is None else flow.throw(failure)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]  # the type of the generator says what it is
+            outcome = failure = None
+            try:
+                outcome = self._do(step)
+            except ConnectionFailed as error:
+                failure = error
+            except BaseException:
+                flow.close()
+                raise
+
+    def stream(self, flow: Stream[E]) -> Generator[E, None, None]:
+        """Yields what `flow` emits. Closing the generator closes the connection."""
+        response: httpx.Response | None = None
+        pieces: Iterator[bytes] = iter(())
+        outcome: Any = None
+        failure: ConnectionFailed | None = None
+        try:
+            while True:
+                try:
+                    step = flow.send(outcome) if failure is None else flow.throw(failure)
+                except StopIteration:
+                    return
+                outcome = failure = None
+                if isinstance(step, Emit):
+                    yield step.item
+                    continue
+                try:
+                    if isinstance(step, Read):
+                        with self._failures():
+                            outcome = next(pieces, b"")
+                    elif isinstance(step, Open):
+                        if response is not None:
+                            response.close()
+                        response, outcome = self._open(step.request)
+                        pieces = response.iter_raw() if outcome.status < 400 else iter(())
+                    else:
+                        outcome = self._do(step)
+                except ConnectionFailed as error:
+                    failure = error
+        finally:
+            flow.close()
+            if response is not None:
+                response.close()
+
+    def _do(self, step: Request | Pause) -> Reply | None:
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        with self._failures():
+            request = self._http.build_request(**self._arguments(step, streaming=False))
+            response = self._http.send(request, stream=True)
+            try:
+                return Reply(response.status_code, response.headers, _collect(response))
+            finally:
+                response.close()
+
+    def _open(self, step: Request) -> tuple[httpx.Response, Reply]:
+        with self._failures():
+            request = self._http.build_request(**self._arguments(step, streaming=True))
+            response = self._http.send(request, stream=True)
+            body = b""
+            if response.status_code >= 400:
+                try:
+                    body = _collect(response)
+                finally:
+                    response.close()
+            return response, Reply(response.status_code, response.headers, body)
+
+
+def _collect(response: httpx.Response) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    for piece in response.iter_bytes():
+        size += len(piece)
+        if size > MAX_ANSWER:
+            raise _too_large()
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+class AsyncDriver(_Common):
+    """Carries flows out in the running event loop."""
+
+    def __init__(self, config: Config, timeout_s: float) -> None:
+        super().__init__(config, timeout_s)
+        self._http = httpx.AsyncClient(**self._options())
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self._http.aclose()
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Returns what `flow` returns, or raises what it raises."""
+        outcome: Any = None
+        failure: ConnectionFailed | None = None
+        while True:
+            try:
+                step = flow.send(outcome) if failure is None else flow.throw(failure)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]  # the type of the generator says what it is
+            outcome = failure = None
+            try:
+                outcome = await self._do(step)
+            except ConnectionFailed as error:
+                failure = error
+            except BaseException:
+                flow.close()
+                raise
+
+    async def stream(self, flow: Stream[E]) -> AsyncGenerator[E, None]:
+        """Yields what `flow` emits. Closing the generator closes the connection."""
+        response: httpx.Response | None = None
+        pieces: AsyncGenerator[bytes, None] | None = None
+        outcome: Any = None
+        failure: ConnectionFailed | None = None
+        try:
+            while True:
+                try:
+                    step = flow.send(outcome) if failure is None else flow.throw(failure)
+                except StopIteration:
+                    return
+                outcome = failure = None
+                if isinstance(step, Emit):
+                    yield step.item
+                    continue
+                try:
+                    if isinstance(step, Read):
+                        with self._failures():
+                            outcome = b"" if pieces is None else await anext(pieces, b"")
+                    elif isinstance(step, Open):
+                        if response is not None:
+                            await response.aclose()
+                        response, outcome = await self._open(step.request)
+                        pieces = response.aiter_raw() if outcome.status < 400 else None  # type: ignore[assignment]  # it is an async generator
+                    else:
+                        outcome = await self._do(step)
+                except ConnectionFailed as error:
+                    failure = error
+        finally:
+            flow.close()
+            if response is not None:
+                await response.aclose()
+
+    async def _do(self, step: Request | Pause) -> Reply | None:
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return None
+        with self._failures():
+            request = self._http.build_request(**self._arguments(step, streaming=False))
+            response = await self._http.send(request, stream=True)
+            try:
+                return Reply(response.status_code, response.headers, await _acollect(response))
+            finally:
+                await response.aclose()
+
+    async def _open(self, step: Request) -> tuple[httpx.Response, Reply]:
+        with self._failures():
+            request = self._http.build_request(**self._arguments(step, streaming=True))
+            response = await self._http.send(request, stream=True)
+            body = b""
+            if response.status_code >= 400:
+                try:
+                    body = await _acollect(response)
+                finally:
+                    await response.aclose()
+            return response, Reply(response.status_code, response.headers, body)
+
+
+async def _acollect(response: httpx.Response) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.aiter_bytes():
+        size += len(piece)
+        if size > MAX_ANSWER:
+            raise _too_large()
+        pieces.append(piece)
+    return b"".join(pieces)
