@@ -1,0 +1,114 @@
+"""API keys. Of a secret only its SHA-256 is stored: it holds 190 random bits, so that a slow hash would add nothing."""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Iterable
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
+
+from hatchway.domain.errors import NotFound
+from hatchway.domain.ids import ALPHABET, new_id
+from hatchway.storage import outbox
+from hatchway.storage.rows import KeyRow
+from hatchway.storage.tables import api_keys, projects
+
+DEFAULT_PROJECT = "default"
+SCOPES = ("read", "write", "admin")
+"""`read`: GET; `write`: everything else but keys; `admin`: keys, and events of the installation."""
+
+SECRET_PREFIX = "hw_"
+SECRET_RANDOM_LENGTH = 40
+SHOWN_LENGTH = 9
+
+_COLUMNS = [column for column in api_keys.c if column.name != "secret_hash"]
+_BY_HASH = select(*_COLUMNS).where(api_keys.c.secret_hash == bindparam("hash"))
+
+
+def hash_secret(secret: str) -> bytes:
+    """What is stored of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def ensure_project(connection: Connection, name: str) -> None:
+    """Makes the project when it is not there."""
+    if connection.execute(select(projects.c.name).where(projects.c.name == name)).one_or_none() is None:
+        connection.execute(insert(projects), {"name": name, "created_at": time.time()})
+
+
+def list_projects(connection: Connection) -> list[tuple[str, float]]:
+    """Name and creation time of every project."""
+    return [(row.name, row.created_at) for row in connection.execute(select(projects).order_by(projects.c.name))]
+
+
+def create(
+    connection: Connection,
+    *,
+    project: str,
+    name: str,
+    scopes: tuple[str, ...],
+    expires_at: float | None = None,
+    development: bool = False,
+) -> tuple[KeyRow, str]:
+    """Stores a new key and returns it with its secret, which nobody can find out again."""
+    secret = SECRET_PREFIX + "".join(secrets.choice(ALPHABET) for _ in range(SECRET_RANDOM_LENGTH))
+    row = KeyRow(
+        id=new_id(),
+        project=project,
+        name=name,
+        prefix=secret[:SHOWN_LENGTH],
+        scopes=scopes,
+        created_at=time.time(),
+        expires_at=expires_at,
+        last_used_at=None,
+        revoked_at=None,
+        development=development,
+    )
+    connection.execute(insert(api_keys), {**msgspec.structs.asdict(row), "secret_hash": hash_secret(secret)})
+    outbox.append(connection, project, "key.created", row.id, {"name": name, "scopes": list(scopes)})
+    return row, secret
+
+
+def find_by_secret(connection: Connection, secret: str) -> KeyRow | None:
+    """The key of this secret, revoked and expired ones included; None when there is none."""
+    row = connection.execute(_BY_HASH, {"hash": hash_secret(secret)}).mappings().one_or_none()
+    return None if row is None else _row(row)
+
+
+def list_all(connection: Connection, project: str) -> list[KeyRow]:
+    """The project's keys, oldest first, without the revoked ones."""
+    query = (
+        select(*_COLUMNS)
+        .where(api_keys.c.project == project, api_keys.c.revoked_at.is_(None))
+        .order_by(api_keys.c.created_at, api_keys.c.id)
+    )
+    return [_row(row) for row in connection.execute(query).mappings()]
+
+
+def get(connection: Connection, project: str, key_id: str) -> KeyRow:
+    """Raises `NotFound("unknown_key")`."""
+    query = select(*_COLUMNS).where(api_keys.c.id == key_id, api_keys.c.project == project)
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None:
+        raise NotFound("unknown_key", f"There is no key {key_id}.", "GET /v1/keys lists those that there are.")
+    return _row(row)
+
+
+def revoke(connection: Connection, project: str, key_id: str) -> KeyRow:
+    """Ends a key for ever. Idempotent. Raises `NotFound("unknown_key")`."""
+    row = get(connection, project, key_id)
+    if row.revoked_at is None:
+        connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=time.time()))
+        outbox.append(connection, project, "key.revoked", key_id, {"name": row.name})
+    return get(connection, project, key_id)
+
+
+def note_used(connection: Connection, used: Iterable[tuple[str, float]]) -> None:
+    """Writes when keys were last used: (id, time)."""
+    for key_id, when in used:
+        connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(last_used_at=when))
+
+
+def _row(row: RowMapping) -> KeyRow:
+    return msgspec.convert(dict(row), KeyRow)

@@ -1,0 +1,102 @@
+"""Reading sandboxes, and the changes that are no transitions: name and metadata."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, tuple_, update
+
+from hatchway.domain.errors import Conflict, Gone, NotFound
+from hatchway.domain.lifecycle import State
+from hatchway.storage import outbox, rows
+from hatchway.storage.rows import SandboxRow
+from hatchway.storage.tables import sandboxes
+
+_ONE = select(sandboxes).where(sandboxes.c.id == bindparam("id"))
+
+
+def find(connection: Connection, sandbox_id: str) -> SandboxRow | None:
+    """The sandbox of any project, or None."""
+    row = connection.execute(_ONE, {"id": sandbox_id}).mappings().one_or_none()
+    return None if row is None else rows.sandbox(row)
+
+
+def get(connection: Connection, project: str, sandbox_id: str) -> SandboxRow:
+    """Raises `NotFound("unknown_sandbox")`, also for one of another project: its existence is nobody's business."""
+    row = find(connection, sandbox_id)
+    if row is None or row.project != project:
+        raise NotFound(
+            "unknown_sandbox", f"There is no sandbox {sandbox_id}.", "GET /v1/sandboxes lists those that there are."
+        )
+    return row
+
+
+def get_alive(connection: Connection, project: str, sandbox_id: str) -> SandboxRow:
+    """Like `get`; raises `Gone("sandbox_deleted")` for a deleted one."""
+    row = get(connection, project, sandbox_id)
+    if row.state is State.DELETED:
+        raise Gone("sandbox_deleted", f"The sandbox {sandbox_id} was deleted.", "Create a new one.")
+    return row
+
+
+def list_page(
+    connection: Connection,
+    project: str,
+    *,
+    states: tuple[str, ...] = (),
+    name: str | None = None,
+    template: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    before: tuple[float, str] | None = None,
+    limit: int,
+) -> list[SandboxRow]:
+    """The project's sandboxes, newest first, from behind `before` (creation time, id). Deleted ones only when `states` names them.
+
+    `template` matches the reference as it was given, its name without a tag, or the digest.
+    """
+    query = select(sandboxes).where(sandboxes.c.project == project)
+    query = query.where(sandboxes.c.state.in_(states) if states else sandboxes.c.state != State.DELETED)
+    if name is not None:
+        query = query.where(sandboxes.c.name == name)
+    if template is not None:
+        query = query.where(
+            (sandboxes.c.template == template)
+            | (sandboxes.c.template_digest == template)
+            | sandboxes.c.template.startswith(f"{template}:", autoescape=True)
+        )
+    for key, value in (metadata or {}).items():
+        query = query.where(sandboxes.c.metadata[key].as_string() == value)
+    if before is not None:
+        query = query.where(tuple_(sandboxes.c.created_at, sandboxes.c.id) < before)
+    query = query.order_by(sandboxes.c.created_at.desc(), sandboxes.c.id.desc()).limit(limit)
+    return [rows.sandbox(row) for row in connection.execute(query).mappings()]
+
+
+def of_node(connection: Connection, node_id: str) -> list[SandboxRow]:
+    """Every sandbox that was ever placed on the node and is still recorded, deleted ones included."""
+    query = select(sandboxes).where(sandboxes.c.node_id == node_id)
+    return [rows.sandbox(row) for row in connection.execute(query).mappings()]
+
+
+def change(connection: Connection, project: str, sandbox_id: str, changes: dict[str, Any]) -> SandboxRow:
+    """Sets `name` or `metadata`; every change counts the version up."""
+    row = get_alive(connection, project, sandbox_id)
+    if not changes:
+        return row
+    now = time.time()
+    done = connection.execute(
+        update(sandboxes)
+        .where(sandboxes.c.id == sandbox_id, sandboxes.c.version == row.version)
+        .values(version=row.version + 1, updated_at=now, **changes)
+    )
+    if done.rowcount != 1:
+        raise changed_meanwhile(sandbox_id)
+    outbox.append(connection, project, "sandbox.updated", sandbox_id, changes)
+    return get(connection, project, sandbox_id)
+
+
+def changed_meanwhile(sandbox_id: str) -> Conflict:
+    """The error of a guarded update that met somebody else's."""
+    return Conflict(
+        "changed_meanwhile", f"Somebody else changed the sandbox {sandbox_id} in this moment.", "Try again."
+    )

@@ -1,0 +1,147 @@
+"""Command sessions: a row is made before the node hears of the session, and follows what the node says of it."""
+
+import time
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, bindparam, insert, select, tuple_, update
+
+from hatchway.domain.errors import Conflict, NotFound
+from hatchway.domain.ids import new_id
+from hatchway.domain.lifecycle import State, verbs_from
+from hatchway.storage import idempotency, outbox, sandboxes
+from hatchway.storage.idempotency import IdempotencyKey
+from hatchway.storage.rows import SandboxRow, SessionRow
+from hatchway.storage.tables import sandboxes as sandboxes_table
+from hatchway.storage.tables import sessions
+from hatchway.wire.node import SessionSpec, SessionStatus
+
+OPEN = ("new", "created", "running", "exited")
+"""States of which more can be heard; the others are `ended`, `deleted` and `lost` (a node that does not know it)."""
+
+_INSERT = insert(sessions)
+_NUMBER = (
+    update(sandboxes_table)
+    .where(sandboxes_table.c.id == bindparam("sandbox"))
+    .values(last_process_id=sandboxes_table.c.last_process_id + 1)
+    .returning(sandboxes_table.c.last_process_id)
+)
+_HEARD = (
+    update(sessions)
+    .where(sessions.c.id == bindparam("session"), sessions.c.state.in_((*OPEN, "ended")))
+    .values(state=bindparam("new_state"), status=bindparam("new_status"), updated_at=bindparam("now"))
+)
+
+
+def create(
+    connection: Connection, project: str, sandbox_id: str, wanted: SessionSpec, key: IdempotencyKey | None
+) -> tuple[SandboxRow, SessionRow]:
+    """Stores a session and gives it the sandbox's next process number; ids in `wanted` are filled in here.
+
+    Raises `NotFound`, `Gone`, `Conflict("sandbox_not_running")` and `idempotency.Answered`.
+    """
+    idempotency.check(connection, project, key)
+    sandbox = sandboxes.get_alive(connection, project, sandbox_id)
+    if sandbox.state is not State.RUNNING:
+        ways = [str(verb) for verb in verbs_from(sandbox.state)]
+        raise Conflict(
+            "sandbox_not_running",
+            f"The sandbox {sandbox_id} is {sandbox.state}; commands can be started while it is running.",
+            "Wait for the operation to end." if sandbox.operation_id else "Possible are: " + ", ".join(ways) + ".",
+            state=str(sandbox.state),
+            verbs=ways,
+            **({"operation": sandbox.operation_id} if sandbox.operation_id else {}),
+        )
+    process_id = int(connection.execute(_NUMBER, {"sandbox": sandbox_id}).scalar_one())
+    session_id = new_id()
+    spec = msgspec.structs.replace(
+        wanted, session_id=session_id, sandbox_id=sandbox_id, project=project, process_id=process_id
+    )
+    now = time.time()
+    row = SessionRow(
+        id=session_id,
+        project=project,
+        sandbox_id=sandbox_id,
+        process_id=process_id,
+        spec=msgspec.to_builtins(spec),
+        state="new",
+        status=None,
+        created_at=now,
+        updated_at=now,
+    )
+    connection.execute(_INSERT, msgspec.structs.asdict(row))
+    outbox.append(connection, project, "session.created", session_id, {"sandbox": sandbox_id, "process_id": process_id})
+    idempotency.keep(connection, project, key, {"session": session_id})
+    return sandbox, row
+
+
+def find(connection: Connection, session_id: str) -> SessionRow | None:
+    """The session of any project, or None."""
+    row = connection.execute(select(sessions).where(sessions.c.id == session_id)).mappings().one_or_none()
+    return None if row is None else SessionRow(**row)
+
+
+def get(connection: Connection, project: str, session_id: str) -> SessionRow:
+    """Raises `NotFound("unknown_session")`, also for one of another project and for a deleted one."""
+    row = find(connection, session_id)
+    if row is None or row.project != project or row.state == "deleted":
+        raise NotFound(
+            "unknown_session",
+            f"There is no session {session_id}.",
+            "GET /v1/sandboxes/{id}/sessions lists those of a sandbox.",
+        )
+    return row
+
+
+def list_page(
+    connection: Connection, project: str, sandbox_id: str, *, before: tuple[float, str] | None, limit: int
+) -> list[SessionRow]:
+    """The sandbox's sessions, newest first, from behind `before` (creation time, id)."""
+    query = select(sessions).where(
+        sessions.c.project == project, sessions.c.sandbox_id == sandbox_id, sessions.c.state != "deleted"
+    )
+    if before is not None:
+        query = query.where(tuple_(sessions.c.created_at, sessions.c.id) < before)
+    query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(limit)
+    return [SessionRow(**row) for row in connection.execute(query).mappings()]
+
+
+def heard(connection: Connection, statuses: tuple[SessionStatus, ...]) -> None:
+    """Takes over what nodes say of sessions: states in the order given; unknown and deleted sessions are ignored."""
+    now = time.time()
+    for status in statuses:
+        row = find(connection, status.session_id)
+        if row is None or row.state not in (*OPEN, "ended"):
+            continue
+        data: dict[str, Any] = msgspec.to_builtins(status)
+        connection.execute(
+            _HEARD,
+            {"session": status.session_id, "new_state": status.state, "new_status": data, "now": now},
+        )
+        if row.state != status.state and status.state != "created":
+            outbox.append(
+                connection,
+                row.project,
+                "session.state_changed",
+                row.id,
+                {"sandbox": row.sandbox_id, "state": status.state, "previous": row.state, "exit": data.get("exit")},
+            )
+
+
+def close(connection: Connection, session_id: str, state: str) -> None:
+    """Marks a session `deleted`, or `lost` where its node does not know it."""
+    connection.execute(
+        update(sessions)
+        .where(sessions.c.id == session_id, sessions.c.state != "deleted")
+        .values(state=state, updated_at=time.time())
+    )
+
+
+def unfinished(connection: Connection, node_id: str) -> list[SessionRow]:
+    """The sessions on a node of which more is to be heard."""
+    query = (
+        select(sessions)
+        .join(sandboxes_table, sandboxes_table.c.id == sessions.c.sandbox_id)
+        .where(sandboxes_table.c.node_id == node_id, sessions.c.state.in_(OPEN))
+    )
+    return [SessionRow(**row) for row in connection.execute(query).mappings()]

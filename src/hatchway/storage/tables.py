@@ -1,0 +1,168 @@
+"""The tables as the newest migration leaves them; a unit test compares the two.
+
+Times are Unix seconds. Everything that belongs to a user carries its project.
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only where the key is a plain INTEGER.
+_Sequence = BigInteger().with_variant(Integer, "sqlite")
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("created_at", Float, nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    Column("project", String(63), ForeignKey("projects.name"), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("prefix", String(16), nullable=False),
+    Column("secret_hash", LargeBinary(32), nullable=False, unique=True),
+    Column("scopes", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("last_used_at", Float),
+    Column("revoked_at", Float),
+    Column("development", Boolean, nullable=False, default=False),
+    Index(None, "project", "created_at"),
+)
+
+sandboxes = Table(
+    "sandboxes",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    Column("project", String(63), ForeignKey("projects.name"), nullable=False),
+    Column("name", String(63)),
+    Column("state", String(16), nullable=False),
+    Column("desired", String(16), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("node_id", String(64), nullable=False),
+    Column("observed_sequence", BigInteger, nullable=False),
+    Column("operation_id", String(20)),
+    Column("template", String(512), nullable=False),
+    Column("template_digest", String(80), nullable=False),
+    Column("vcpus", Integer, nullable=False),
+    Column("memory_mib", Integer, nullable=False),
+    Column("disk_mib", Integer, nullable=False),
+    Column("metadata", JSON, nullable=False),
+    Column("env", JSON, nullable=False),
+    Column("require_isolation", String(16)),
+    Column("isolation", String(16)),
+    Column("boot_id", String(64)),
+    Column("cause", String(32)),
+    Column("reason", Text, nullable=False),
+    Column("last_process_id", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("deleted_at", Float),
+    Index(None, "project", "created_at", "id"),
+    Index(None, "node_id", "state"),
+    Index(None, "deleted_at"),
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    Column("project", String(63), ForeignKey("projects.name"), nullable=False),
+    Column("target", String(20), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("phase", String(64), nullable=False),
+    Column("progress", Float),
+    Column("result", JSON(none_as_null=True)),
+    Column("error", JSON(none_as_null=True)),
+    Column("created_at", Float, nullable=False),
+    Column("started_at", Float),
+    Column("finished_at", Float),
+    Index(None, "project", "created_at", "id"),
+    Index(None, "target", "created_at"),
+    Index(None, "status", "created_at"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    Column("project", String(63), ForeignKey("projects.name"), nullable=False),
+    Column("sandbox_id", String(20), ForeignKey("sandboxes.id"), nullable=False),
+    Column("process_id", Integer, nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("status", JSON(none_as_null=True)),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Index(None, "sandbox_id", "process_id", unique=True),
+    Index(None, "project", "created_at", "id"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("sequence", _Sequence, primary_key=True, autoincrement=True),
+    Column("project", String(63), nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("subject", String(64), nullable=False),
+    Column("data", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index(None, "project", "sequence"),
+    sqlite_autoincrement=True,
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("project", String(63), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("request_hash", LargeBinary(32), nullable=False),
+    Column("answer", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Index(None, "expires_at"),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("address", String(512), nullable=False),
+    Column("info", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("seen_at", Float, nullable=False),
+)
+
+settings = Table(
+    "settings",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("value", JSON, nullable=False),
+)

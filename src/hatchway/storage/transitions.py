@@ -1,0 +1,453 @@
+"""Guarded transitions: the beginning and the end of every operation, and what nodes saw happen unasked.
+
+Each function is one transaction. What may follow what is not decided here but in `domain.lifecycle`. A sandbox is owned by at
+most one operation (`operation_id`); every update names the owner or the version that it read, so that two writers cannot
+both believe that they moved it.
+"""
+
+import time
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, bindparam, insert, update
+
+from hatchway.domain.errors import Conflict
+from hatchway.domain.ids import new_id
+from hatchway.domain.lifecycle import CAUSES, VERBS, Cause, State, Verb, admits, verbs_from
+from hatchway.domain.shapes import Shape
+from hatchway.storage import idempotency, operations, outbox, rows, sandboxes
+from hatchway.storage.idempotency import IdempotencyKey
+from hatchway.storage.rows import OperationRow, SandboxRow
+from hatchway.storage.tables import operations as operations_table
+from hatchway.storage.tables import sandboxes as table
+from hatchway.wire.node import Observed
+
+
+class NewSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """What a create asks for, checked and with its template resolved."""
+
+    project: str
+    name: str | None
+    node_id: str
+    template: str
+    template_digest: str
+    shape: Shape
+    metadata: dict[str, str]
+    env: dict[str, str]
+    require_isolation: str | None
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was stored. `run` tells whether the operation is new and has to be executed; `preempted` names the one it ended."""
+
+    sandbox: SandboxRow
+    operation: OperationRow
+    run: bool
+    preempted: str | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """Sandbox and operation after the operation ended."""
+
+    sandbox: SandboxRow
+    operation: OperationRow
+
+
+_INSERT_SANDBOX = insert(table)
+_INSERT_OPERATION = insert(operations_table)
+_TAKE = (
+    update(table)
+    .where(
+        table.c.id == bindparam("sandbox"),
+        table.c.version == bindparam("read_version"),
+        table.c.state.in_(bindparam("sources", expanding=True)),
+    )
+    .values(
+        desired=bindparam("new_desired"),
+        operation_id=bindparam("new_operation"),
+        version=table.c.version + 1,
+        updated_at=bindparam("now"),
+    )
+    .returning(table)
+)
+_RELEASE = (
+    update(table)
+    .where(table.c.id == bindparam("sandbox"), table.c.operation_id == bindparam("owner"))
+    .values(
+        state=bindparam("new_state"),
+        desired=bindparam("new_state"),
+        operation_id=None,
+        version=table.c.version + 1,
+        observed_sequence=bindparam("new_sequence"),
+        isolation=bindparam("new_isolation"),
+        boot_id=bindparam("new_boot_id"),
+        cause=bindparam("new_cause"),
+        reason=bindparam("new_reason"),
+        updated_at=bindparam("now"),
+        deleted_at=bindparam("new_deleted_at"),
+    )
+    .returning(table)
+)
+_END = (
+    update(operations_table)
+    .where(operations_table.c.id == bindparam("operation"), operations_table.c.status.in_(operations.OPEN))
+    .values(
+        status=bindparam("new_status"),
+        phase=bindparam("new_phase"),
+        progress=bindparam("new_progress"),
+        result=bindparam("new_result"),
+        error=bindparam("new_error"),
+        started_at=bindparam("new_started_at"),
+        finished_at=bindparam("now"),
+    )
+    .returning(operations_table)
+)
+
+
+def accept_create(connection: Connection, new: NewSandbox, key: IdempotencyKey | None) -> Accepted:
+    """Stores a sandbox in `pending` and the operation that makes it. Raises `idempotency.Answered`."""
+    idempotency.check(connection, new.project, key)
+    now = time.time()
+    operation = _new_operation(new.project, new_id(), Verb.CREATE, now)
+    sandbox = SandboxRow(
+        id=operation.target,
+        project=new.project,
+        name=new.name,
+        state=State.PENDING,
+        desired=State.RUNNING,
+        version=1,
+        generation=1,
+        node_id=new.node_id,
+        observed_sequence=0,
+        operation_id=operation.id,
+        template=new.template,
+        template_digest=new.template_digest,
+        vcpus=new.shape.vcpus,
+        memory_mib=new.shape.memory_mib,
+        disk_mib=new.shape.disk_mib,
+        metadata=new.metadata,
+        env=new.env,
+        require_isolation=new.require_isolation,
+        isolation=None,
+        boot_id=None,
+        cause=None,
+        reason="",
+        last_process_id=0,
+        created_at=now,
+        updated_at=now,
+        deleted_at=None,
+    )
+    connection.execute(_INSERT_SANDBOX, msgspec.structs.asdict(sandbox))
+    _store_accepted(connection, operation, key)
+    return Accepted(sandbox=sandbox, operation=operation, run=True)
+
+
+def accept_verb(
+    connection: Connection, project: str, sandbox_id: str, verb: Verb, key: IdempotencyKey | None
+) -> Accepted:
+    """Stores the intent to do `verb`.
+
+    Where its target state already holds, the operation is stored as one that succeeded. A delete ends the operation in flight;
+    any other verb beside one raises `Conflict("operation_in_flight")`. Raises `Conflict("wrong_state")`, `NotFound`, `Gone`,
+    `idempotency.Answered`.
+    """
+    idempotency.check(connection, project, key)
+    row = sandboxes.get(connection, project, sandbox_id)
+    if verb is not Verb.DELETE:
+        row = sandboxes.get_alive(connection, project, sandbox_id)
+    rule = VERBS[verb]
+    now = time.time()
+    preempted = None
+    if row.operation_id is not None:
+        in_flight = operations.get(connection, project, row.operation_id)
+        if verb is not Verb.DELETE:
+            raise Conflict(
+                "operation_in_flight",
+                f"The sandbox {sandbox_id} has a {in_flight.kind} in hand.",
+                "Wait for the operation to end, or delete the sandbox.",
+                operation=in_flight.id,
+                state=str(row.state),
+            )
+        if in_flight.kind is Verb.DELETE:
+            idempotency.keep(connection, project, key, _answer(in_flight))
+            return Accepted(sandbox=row, operation=in_flight, run=False)
+        _end(connection, in_flight, "cancelled", None, _PREEMPTED, None)
+        preempted = in_flight.id
+    elif row.state in rule.satisfied:
+        operation = msgspec.structs.replace(
+            _new_operation(project, sandbox_id, verb, now),
+            status="succeeded",
+            phase="done",
+            progress=1.0,
+            result={"state": str(row.state), "changed": False},
+            started_at=now,
+            finished_at=now,
+        )
+        _store_accepted(connection, operation, key)
+        return Accepted(sandbox=row, operation=operation, run=False)
+    if not admits(verb, row.state):
+        raise _wrong_state(row, verb)
+    operation = _new_operation(project, sandbox_id, verb, now)
+    taken = (
+        connection.execute(
+            _TAKE,
+            {
+                "sandbox": sandbox_id,
+                "read_version": row.version,
+                "sources": tuple(rule.sources),
+                "new_desired": rule.target,
+                "new_operation": operation.id,
+                "now": now,
+            },
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if taken is None:
+        raise sandboxes.changed_meanwhile(sandbox_id)
+    _store_accepted(connection, operation, key)
+    return Accepted(sandbox=rows.sandbox(taken), operation=operation, run=True, preempted=preempted)
+
+
+def succeed(connection: Connection, operation: OperationRow, seen: Observed, started_at: float) -> Finished | None:
+    """Ends an operation whose verb was done; None when it had been ended meanwhile (a delete came, or a cancel)."""
+    rule = VERBS[operation.kind]
+    result = {"state": str(rule.target), "changed": True, "phases_ms": seen.phases_ms}
+    ended = _end(connection, operation, "succeeded", result, None, started_at)
+    if ended is None:
+        return None
+    return _release(connection, ended, rule.target, seen, None, "")
+
+
+def fail(
+    connection: Connection,
+    operation: OperationRow,
+    error: dict[str, Any],
+    seen: Observed | None,
+    started_at: float | None,
+) -> Finished | None:
+    """Ends an operation that failed, with the state that the node saw afterwards; where it could not be asked the state stays.
+
+    A create that failed leaves a `failed` sandbox. None when the operation had been ended meanwhile.
+    """
+    ended = _end(connection, operation, "failed", None, error, started_at)
+    if ended is None:
+        return None
+    row = sandboxes.find(connection, operation.target)
+    assert row is not None
+    state = row.state if seen is None else State(seen.state)
+    cause = row.cause if seen is None else seen.cause
+    reason = row.reason if seen is None else seen.reason
+    if state in (State.PENDING, State.DELETED):
+        # There is no VM and no half-made one may stay: the way out is a start or a delete.
+        state, cause = State.FAILED, None
+        reason = str(error.get("cause") or "The operation failed.")
+    elif state is State.FAILED and not reason:
+        reason = str(error.get("cause") or "The operation failed.")
+    return _release(connection, ended, state, seen, cause, reason)
+
+
+def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
+    """Ends an operation that nothing has been done of yet. Raises `Conflict("not_cancellable")` for one that has begun or ended."""
+    operation = operations.get(connection, project, operation_id)
+    if operation.status != "pending":
+        raise Conflict(
+            "not_cancellable",
+            f"The operation is {operation.status}.",
+            "An operation can be cancelled until it begins; deleting the sandbox ends it at any time."
+            if operation.status in operations.OPEN
+            else "It has ended.",
+            operation=operation_id,
+        )
+    error = {
+        "code": "cancelled",
+        "cause": "The operation was cancelled before it began.",
+        "remedy": "Ask for it again.",
+    }
+    ended = _end(connection, operation, "cancelled", None, error, None)
+    row = sandboxes.get(connection, project, operation.target)
+    assert ended is not None
+    state, reason = row.state, row.reason
+    if state is State.PENDING:
+        state, reason = State.FAILED, "The creation was cancelled before it began."
+    finished = _release(connection, ended, state, None, row.cause, reason)
+    assert finished is not None
+    return finished
+
+
+def observe(connection: Connection, seen: Observed, *, afresh: bool = False) -> SandboxRow | None:
+    """Takes over what a node saw happen unasked, in guest or VMM. Returns the sandbox if that changed it.
+
+    Ignored are sandboxes with an operation in flight (its end tells the state), what is older than what is known already, and
+    what another generation says. With `afresh`, for the list of a node that was just connected, no age is compared: a node
+    whose clock was set back counts from lower numbers. `afresh` is for the list that a node gives when it is connected: it holds whatever its sequence is.
+    """
+    row = sandboxes.find(connection, seen.sandbox_id)
+    if (
+        row is None
+        or row.operation_id is not None
+        or row.state is State.DELETED
+        or seen.generation != row.generation
+        or (seen.sequence < row.observed_sequence and not afresh)
+    ):
+        return None
+    state = State(seen.state)
+    if state in (State.PENDING, State.DELETED):
+        # Nobody asked for that, so the node has lost it.
+        state = State.FAILED
+    cause = seen.cause
+    if cause is not None and cause in set(Cause) and state is not CAUSES[Cause(cause)].target:
+        cause = None
+    if state is row.state and cause == row.cause and (seen.boot_id or row.boot_id) == row.boot_id:
+        return None
+    now = time.time()
+    changed = (
+        connection.execute(
+            update(table)
+            .where(table.c.id == row.id, table.c.version == row.version, table.c.operation_id.is_(None))
+            .values(
+                state=state,
+                desired=state,
+                version=row.version + 1,
+                observed_sequence=seen.sequence,
+                isolation=seen.isolation,
+                boot_id=seen.boot_id or row.boot_id,
+                cause=cause,
+                reason=seen.reason,
+                updated_at=now,
+            )
+            .returning(table)
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if changed is None:
+        return None
+    after = rows.sandbox(changed)
+    if after.state is not row.state:
+        outbox.append(connection, row.project, "sandbox.state_changed", row.id, _state_event(row.state, after))
+    return after
+
+
+_PREEMPTED = {
+    "code": "preempted",
+    "cause": "The sandbox was deleted before the operation ended.",
+    "remedy": "Create a new sandbox.",
+}
+
+
+def _new_operation(project: str, target: str, verb: Verb, now: float) -> OperationRow:
+    return OperationRow(
+        id=new_id(),
+        project=project,
+        target=target,
+        kind=verb,
+        status="pending",
+        phase="accepted",
+        progress=None,
+        result=None,
+        error=None,
+        created_at=now,
+        started_at=None,
+        finished_at=None,
+    )
+
+
+def _answer(operation: OperationRow) -> dict[str, Any]:
+    return {"sandbox": operation.target, "operation": operation.id}
+
+
+def _store_accepted(connection: Connection, operation: OperationRow, key: IdempotencyKey | None) -> None:
+    connection.execute(_INSERT_OPERATION, msgspec.structs.asdict(operation))
+    kind = "operation.accepted" if operation.finished_at is None else "operation.succeeded"
+    data = {"operation": operation.id, "kind": str(operation.kind), "sandbox": operation.target}
+    outbox.append(connection, operation.project, kind, operation.target, data)
+    idempotency.keep(connection, operation.project, key, _answer(operation))
+
+
+def _end(
+    connection: Connection,
+    operation: OperationRow,
+    status: str,
+    result: dict[str, Any] | None,
+    error: dict[str, Any] | None,
+    started_at: float | None,
+) -> OperationRow | None:
+    row = (
+        connection.execute(
+            _END,
+            {
+                "operation": operation.id,
+                "new_status": status,
+                "new_phase": "done" if status == "succeeded" else operation.phase,
+                "new_progress": 1.0 if status == "succeeded" else operation.progress,
+                "new_result": result,
+                "new_error": error,
+                "new_started_at": started_at,
+                "now": time.time(),
+            },
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if row is None:
+        return None
+    data: dict[str, Any] = {"operation": operation.id, "kind": str(operation.kind), "sandbox": operation.target}
+    if error is not None:
+        data["error"] = error
+    outbox.append(connection, operation.project, f"operation.{status}", operation.target, data)
+    return rows.operation(row)
+
+
+def _release(
+    connection: Connection,
+    operation: OperationRow,
+    state: State,
+    seen: Observed | None,
+    cause: str | None,
+    reason: str,
+) -> Finished | None:
+    before = sandboxes.find(connection, operation.target)
+    assert before is not None
+    now = time.time()
+    row = (
+        connection.execute(
+            _RELEASE,
+            {
+                "sandbox": operation.target,
+                "owner": operation.id,
+                "new_state": state,
+                "new_sequence": before.observed_sequence if seen is None else seen.sequence,
+                "new_isolation": before.isolation if seen is None else seen.isolation,
+                "new_boot_id": before.boot_id if seen is None else seen.boot_id or before.boot_id,
+                "new_cause": cause,
+                "new_reason": reason,
+                "now": now,
+                "new_deleted_at": now if state is State.DELETED else None,
+            },
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if row is None:
+        return None
+    after = rows.sandbox(row)
+    if after.state is not before.state:
+        data = {**_state_event(before.state, after), "operation": operation.id}
+        outbox.append(connection, after.project, "sandbox.state_changed", after.id, data)
+    return Finished(sandbox=after, operation=operation)
+
+
+def _state_event(before: State, after: SandboxRow) -> dict[str, Any]:
+    return {"state": str(after.state), "previous": str(before), "cause": after.cause, "reason": after.reason}
+
+
+def _wrong_state(row: SandboxRow, verb: Verb) -> Conflict:
+    ways = [str(way) for way in verbs_from(row.state)]
+    return Conflict(
+        "wrong_state",
+        f"The sandbox {row.id} is {row.state}; {verb} is not possible from there.",
+        "Possible are: " + ", ".join(ways) + ".",
+        state=str(row.state),
+        verbs=ways,
+    )
