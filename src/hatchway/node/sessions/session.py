@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hatchway.domain.errors import Conflict, Exhausted, HatchwayError, HostExhausted, Unavailable, Unprocessable
 from hatchway.node.guest.seam import ExitReason, GuestError, GuestLink, LinkLost, Proc, ProcessState, Spawn
@@ -85,6 +85,7 @@ class Session:
         self._linger: Timer | None = None
         self._checking: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._feeding: asyncio.Task[int] | None = None
         self._patience = _PATIENCE
         self._owed = (0, 0)
         self._streams_closed = False
@@ -108,6 +109,11 @@ class Session:
     def started(self) -> bool:
         """The process was started, or could not be started."""
         return self.record.state not in ("created", "starting")
+
+    @property
+    def living(self) -> bool:
+        """Something of the process may live in the guest."""
+        return self.record.agent_open and not self._streams_closed
 
     def status(self) -> SessionStatus:
         """What the control plane is told."""
@@ -171,6 +177,12 @@ class Session:
             self._starting.add_done_callback(_retrieve)
         await asyncio.shield(self._starting)
 
+    def feeding(self, link: GuestLink, offset: int, data: bytes, *, eof: bool = False) -> "asyncio.Task[int]":
+        """`feed` as a task that goes on although its client goes away; one at a time."""
+        self._feeding = asyncio.get_running_loop().create_task(self.feed(link, offset, data, eof=eof))
+        self._feeding.add_done_callback(_retrieve)
+        return self._feeding
+
     async def feed(self, link: GuestLink, offset: int, data: bytes, *, eof: bool = False) -> int:
         """Gives stdin octets at `offset`; the caller holds `stdin_turn`. Returns the next offset; waits for the process to take them.
 
@@ -197,12 +209,14 @@ class Session:
         except LinkLost as error:
             raise _unreachable(error) from error
         record.stdin_offset = max(record.stdin_offset, taken)
-        record.stdin_eof = record.stdin_eof or eof
+        if eof and not record.stdin_eof:
+            record.stdin_eof = True
+            self.save()  # the offset need not be: the agent says it
         return record.stdin_offset
 
     async def signal(self, link: GuestLink, number: int, *, leader_only: bool) -> bool:
         """Signals the process tree or its leader; tells whether there was anything to signal."""
-        if not self.record.agent_open or self._streams_closed:
+        if not self.living:
             return False
         try:
             await link.signal(self.record.spec.process_id, number, leader_only=leader_only)
@@ -340,7 +354,8 @@ class Session:
         self._disposed = True
         if self._linger is not None:
             self._linger.cancel()
-        for task in (self._checking, self._closing, self._starting):
+        tasks: tuple[asyncio.Task[Any] | None, ...] = (self._checking, self._closing, self._starting, self._feeding)
+        for task in tasks:
             if task is not None:
                 task.cancel()
         self.spool.seal()
@@ -382,6 +397,11 @@ class Session:
                 raise Exhausted(
                     "too_many_processes", str(error), "Delete sessions whose processes still run, then attach again."
                 ) from error
+            raise Unprocessable("spawn_refused", str(error), "Change the command or its environment.") from error
+        except ValueError as error:
+            record.state, record.agent_open = "created", False
+            self._link = None
+            self.save()
             raise Unprocessable("spawn_refused", str(error), "Change the command or its environment.") from error
         except LinkLost as error:
             raise _unreachable(error) from error
@@ -515,7 +535,7 @@ class Session:
             self.spool.seal()
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def _retrieve(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
 

@@ -160,11 +160,12 @@ class Sessions:
     # -- retention
 
     def sweep(self) -> None:
-        """Removes sessions whose retention passed, and writes records that could not be written before."""
+        """Removes sessions whose retention passed, and tries again what failed before: writing records, closing processes."""
         now = self._now()
         for session in list(self._sessions.values()):
-            if session.unsaved and session.save():
-                session.resume_closing()
+            if session.unsaved:
+                session.save()
+            session.resume_closing()
             record = session.record
             over = record.retain_until is not None and record.retain_until <= now
             if over and not record.hidden and record.state in ("created", "ended"):

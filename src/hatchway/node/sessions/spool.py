@@ -23,6 +23,7 @@ MAX_OFFSET = 2**62
 _TAIL_KEEP = 64 * 1024
 _TAIL_MAX = 128 * 1024
 _MAX_CAUSES = 64
+_LEAST = 4
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -316,8 +317,14 @@ class Cursor:
         if place is None or isinstance(place, Gap):
             return place
         start, end = place
-        data = self._read(start, min(limit, end - self.position))
-        return data if data else Gap(self.position, end, "unreadable")
+        data = self._read(start, self.position, min(limit, end - self.position))
+        if not data:
+            return Gap(self.position, end, "unreadable")
+        if len(data) < min(_LEAST, limit):  # so that a character is never cut by the border of two files
+            place = self.stream.locate(self.position + len(data))
+            if isinstance(place, tuple):
+                return data + self._read(place[0], place[0], min(limit - len(data), place[1] - place[0]))
+        return data
 
     def close(self) -> None:
         """Gives the descriptor back."""
@@ -325,13 +332,13 @@ class Cursor:
             os.close(self._fd)
             self._fd = None
 
-    def _read(self, start: int, count: int) -> bytes:
+    def _read(self, start: int, position: int, count: int) -> bytes:
         try:
             if self._fd is None or self._fd_start != start:
                 self.close()
                 self._fd = os.open(self.stream.path_of(start), os.O_RDONLY | os.O_CLOEXEC)
                 self._fd_start = start
-            return os.pread(self._fd, count, self.position - start)
+            return os.pread(self._fd, count, position - start)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise

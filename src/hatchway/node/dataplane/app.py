@@ -1,0 +1,116 @@
+"""The paths of the data plane, and what is done with every request whatever its path."""
+
+import logging
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hatchway.domain.errors import Exhausted, HatchwayError, Internal, InvalidRequest, NotFound, from_status
+from hatchway.node.dataplane.attach import Attach
+from hatchway.node.dataplane.control import Resize, Signal
+from hatchway.node.dataplane.limits import PlaneLimits
+from hatchway.node.dataplane.output import Output
+from hatchway.node.dataplane.plane import Plane
+from hatchway.node.dataplane.problems import problem
+from hatchway.node.dataplane.requests import ClientGone
+from hatchway.node.dataplane.seam import Guests
+from hatchway.node.dataplane.stdin import Stdin
+from hatchway.node.dataplane.tokens import TokenChecker
+from hatchway.node.sessions.sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+
+def make_app(
+    sessions: Sessions,
+    tokens: TokenChecker,
+    guests: Guests,
+    *,
+    limits: PlaneLimits | None = None,
+    routes: Sequence[BaseRoute] = (),
+) -> "App":
+    """Returns the data plane as an ASGI application; `routes` are further ones (files, ports) that check tokens themselves."""
+    plane = Plane(sessions, tokens, guests, limits or PlaneLimits())
+    at = "/v1/sessions/{session_id}"
+    inner = Starlette(
+        routes=[
+            Route(f"{at}/attach", Attach(plane), methods=["POST"]),
+            Route(f"{at}/output", Output(plane), methods=["GET"]),
+            Route(f"{at}/stdin", Stdin(plane), methods=["POST"]),
+            Route(f"{at}/signal", Signal(plane), methods=["POST"]),
+            Route(f"{at}/resize", Resize(plane), methods=["POST"]),
+            Route("/healthz", _healthz, methods=["GET"]),
+            *routes,
+        ],
+        exception_handlers={HTTPException: _refused},
+    )
+    return App(inner, plane)
+
+
+class App:
+    """Bounds the requests in flight and turns every error into a problem document."""
+
+    def __init__(self, inner: ASGIApp, plane: Plane) -> None:
+        self.plane = plane
+        self.in_flight = 0
+        self._inner = inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        self.in_flight += 1
+        try:
+            if self.in_flight > self.plane.limits.requests:
+                raise Exhausted(
+                    "too_many_requests",
+                    f"{self.plane.limits.requests} requests and streams are open on this node.",
+                    "Close some, or try again later.",
+                )
+            await self._inner(scope, receive, watched)
+        except ClientGone:
+            return
+        except HatchwayError as error:
+            if not started:
+                await problem(error)(scope, receive, send)
+            else:
+                log.warning("an answer was cut off: %s", error)
+        except Exception as error:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if not started:
+                await problem(Internal("internal", f"{type(error).__name__} in the data plane."))(scope, receive, send)
+        finally:
+            self.in_flight -= 1
+
+
+async def _healthz(_: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return problem(
+            NotFound("unknown_path", f"There is nothing at {request.url.path[:200]}.", "See the API's description.")
+        )
+    if error.status_code == 405:
+        answer = problem(
+            InvalidRequest("wrong_method", f"{request.method} is not for this path.", "See the API's description.")
+        )
+        answer.status_code = 405
+        answer.headers.update(error.headers or {})
+        return answer
+    return problem(from_status(error.status_code, "refused", error.detail))

@@ -1,0 +1,26 @@
+"""Bounds of the data plane."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneLimits:
+    """Reaching one gives a problem document that names it."""
+
+    requests: int = 4_096
+    """Requests in flight, open streams included."""
+    connections: int = 8_192
+    """Open connections; beyond it even the problem document is the HTTP server's plain 503."""
+    body: int = 65_536
+    """Octets of a JSON body."""
+    event_octets: int = 96 * 1024
+    """Output octets that one event carries at most."""
+    write_octets: int = 256 * 1024
+    """Encoded octets that are handed to the HTTP server at once."""
+    raw_octets: int = 256 * 1024
+    """Octets of a raw stream that are read at once."""
+    stdin_ahead: int = 256 * 1024
+    """Octets of a stdin request that are taken from its client before the process took those before."""
+    stdin_turn_s: float = 30.0
+    """How long a stdin request waits for another one of the same session."""
+    ping_s: float = 15.0

@@ -1,0 +1,82 @@
+"""Runs the data plane on listening sockets, inside the node's event loop."""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from hatchway.node.dataplane.app import App
+
+log = logging.getLogger(__name__)
+
+
+class DataPlaneServer:
+    """An HTTP server for an `App`; open streams do not hold up its end."""
+
+    def __init__(
+        self, app: App, sockets: Sequence[socket.socket], *, tls: tuple[Path, Path] | None = None, drain_s: float = 1.0
+    ) -> None:
+        """`sockets` are bound already (listening or not); `tls` is certificate and key; `drain_s` is how long answers may take to go out."""
+        _raise_descriptor_limit()
+        self._app = app
+        self._sockets = list(sockets)
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                log_level=logging.CRITICAL,  # the app logs what fails; an answer that is cut off is meant to be
+                server_header=False,
+                limit_concurrency=app.plane.limits.connections,
+                backlog=1024,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=max(1, round(drain_s)),
+                ssl_certfile=None if tls is None else str(tls[0]),
+                ssl_keyfile=None if tls is None else str(tls[1]),
+                ssl_version=ssl.PROTOCOL_TLS_SERVER,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when requests are answered. Raises `OSError` when a socket cannot listen."""
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(self._sockets))
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise OSError("the HTTP server ended while starting")
+            await asyncio.sleep(0.002)
+
+    async def stop(self) -> None:
+        """Ends all streams where they are, lets short answers go out, and stops. Idempotent."""
+        self._app.plane.close()
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+            self._task = None
+
+
+class _Server(uvicorn.Server):
+    """Leaves the process's signals alone: the role's `main` handles them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _raise_descriptor_limit() -> None:
+    """Every client and every output file takes a descriptor; the soft limit is often 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
