@@ -78,6 +78,21 @@ class Spawn:
 
 
 @dataclass(frozen=True, slots=True)
+class Setup:
+    """What a guest is given before its sandbox is reported as running: clock (Unix epoch, nanoseconds), randomness, identity, environment.
+
+    `time_ns` is the time at which this object reaches the link; the link adds what passes until it is sent. `env`, also an
+    empty one, replaces the sandbox's environment; None leaves it.
+    """
+
+    time_ns: int | None = None
+    entropy: bytes = b""
+    hostname: str | None = None
+    machine_id: str | None = None
+    env: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AgentHello:
     """What the agent said when the link came up."""
 
@@ -123,13 +138,24 @@ class GuestLink(Protocol):
         """Round trip; returns the guest's wall clock in nanoseconds."""
 
     async def spawn(self, spawn: Spawn, sink: ProcessSink) -> int | None:
-        """Starts a process and connects its sink; returns its pid, None when the record is EXITED with spawn_failed (the sink hears why)."""
+        """Starts a process and connects its sink; returns its pid, None when the record is EXITED with spawn_failed (the sink hears why).
+
+        The sink may be called before this returns. A cancelled call leaves the process as it is, started or not: `close_process` it.
+        Raises `ValueError` for what the protocol cannot carry.
+        """
 
     def attach(self, number: int, sink: ProcessSink) -> bool:
-        """Connects a sink to a process that the agent already has (after a restart of the node); False when it does not know it."""
+        """Connects a sink to a process that the agent already has (after a restart of the node); False when it does not know it.
+
+        The sink hears the present state (`changed`) before this returns.
+        """
 
     async def send_input(self, number: int, offset: int, data: bytes, *, eof: bool = False) -> int:
-        """Gives stdin octets at `offset`; waits for credit; returns the next offset once the agent's process took or will take them."""
+        """Gives stdin octets at `offset`; waits for credit; returns the next offset once the process took them (or nobody can any more).
+
+        Octets below what the process took are skipped. Raises `GuestError`: ESRCH for an unknown process, EINVAL when `offset` leaves
+        a gap behind what was given before.
+        """
 
     async def signal(self, number: int, signal: int, *, leader_only: bool = False) -> None:
         """Signals the whole tree, or the leader."""
@@ -148,6 +174,9 @@ class GuestLink(Protocol):
 
     async def shutdown(self) -> None:
         """Asks for power-off; returns when the agent accepted."""
+
+    def paused(self, stopped: bool) -> None:
+        """Says that the virtual CPUs stopped, or go on: a guest that stands still is not taken for dead. Idempotent."""
 
     async def close(self) -> None:
         """Drops the connection; the agent keeps everything for the next one."""
