@@ -119,7 +119,7 @@ class Link:
             raise ValueError(f"process {spawn.number} is another one already")
         if process is None:
             process = Process(spawn.number, spawn.key, starting=True)
-            process.begin_input()
+            process.has_stdin = spawn.stdin or spawn.pty is not None
         process.connect(sink)
         self._peer.processes[spawn.number] = process
         # The agent answers SPAWN before it reads on, so that the credit behind it finds the process there.
@@ -155,6 +155,8 @@ class Link:
         if process is None:
             self._peer.check()
             raise GuestError(errno.ESRCH, f"the sandbox has no process {number}")
+        if not process.has_stdin:
+            raise GuestError(errno.EBADF, f"process {number} has no stdin")
         async with process.input_lock:
             expected = max(process.taken, process.sent)
             if offset > expected:
@@ -250,7 +252,7 @@ class Link:
                 raise GuestError(errno.ESRCH, f"process {process.number} is gone")
             if process.state is ProcessState.CLOSED:
                 return end
-            if self._peer.writable:
+            if self._peer.writable and process.input_open:
                 if generation != self._peer.generation:
                     generation = self._peer.generation
                     position = min(max(offset, process.taken), end)

@@ -317,7 +317,6 @@ class Peer:
             process.take_proc(proc)
             parts.append(process.ack())
         for process in self.processes.values():
-            process.begin_input()
             if process.eof_at is not None and process.number in self._listed:
                 parts.append(channel.encode_input(process.number, process.eof_at, b"", eof=True))
             process.wake()

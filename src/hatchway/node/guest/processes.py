@@ -15,8 +15,6 @@ from hatchway.wire.channel_fields import Fields, Malformed, Tag
 
 OUTPUT_WINDOW = 1024 * 1024
 """Octets of each output stream that the agent may send past what was acknowledged."""
-FIRST_INPUT_LIMIT = 64 * 1024
-"""Octets of stdin that may be sent before the first INPUT_ACK of a connection."""
 MAX_INPUT_LIMIT = 1024 * 1024
 """More credit than this is not used."""
 MAX_OFFSET = 2**62
@@ -83,6 +81,7 @@ class Process:
         """Octets of stdin that were ever sent."""
         self._inherited = 0
         self.eof_at: int | None = None
+        self.has_stdin = True
         self.input_lock = asyncio.Lock()
         self._waiter: asyncio.Future[None] | None = None
         self._muted = False
@@ -97,7 +96,8 @@ class Process:
         self._limit = [0, 0]
         self.unacked = 0
         self.input_end = 0
-        """Offset of stdin up to which octets may be sent."""
+        """Offset of stdin up to which octets may be sent; there is credit only after an INPUT_ACK of this connection."""
+        self.input_open = False
 
     @property
     def state(self) -> ProcessState:
@@ -192,10 +192,6 @@ class Process:
         if self.sink is not None and self.proc is not None:
             self._call(self.sink.changed, self.proc)
 
-    def begin_input(self) -> None:
-        """A connection is up: the first credit of stdin."""
-        self.input_end = self.taken + FIRST_INPUT_LIMIT
-
     def take_input_ack(self, fields: Fields) -> None:
         """Takes credit for stdin. Raises `Lost` or `Malformed`."""
         offset = fields.number(Tag.STDIN_OFFSET)
@@ -204,6 +200,7 @@ class Process:
         if offset < self.taken:
             raise Lost("INPUT_ACK goes back")
         self.taken = offset
+        self.input_open = True
         self.input_end = max(self.input_end, offset + min(fields.number(Tag.LIMIT), MAX_INPUT_LIMIT))
         self.wake()
 

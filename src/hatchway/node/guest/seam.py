@@ -153,7 +153,7 @@ class GuestLink(Protocol):
     async def send_input(self, number: int, offset: int, data: bytes, *, eof: bool = False) -> int:
         """Gives stdin octets at `offset`; waits for credit; returns the next offset once the process took them (or nobody can any more).
 
-        Octets below what the process took are skipped. Raises `GuestError`: ESRCH for an unknown process, EINVAL when `offset` leaves
+        Octets below what the process took are skipped. Raises `GuestError`: ESRCH for an unknown process, EBADF for one without a stdin, EINVAL when `offset` leaves
         a gap behind what was given before.
         """
 
