@@ -1,7 +1,7 @@
 """Builds the template `seed` where it is not there yet: `python -m hatchway.node.images.build --folder FOLDER --agent FILE`.
 
 Run as root before the node starts. `--progress json` prints one JSON object per line: progress events (`phase`, `fraction`,
-`message`), then `{"release": {…}}` or `{"error": {code, cause, remedy}}`. Exit status: 0 done, 1 failed, 130 interrupted.
+`message`); the last has phase `ready` and `release`, or phase `failed` and `error` (code, cause, remedy). Exit status: 0 done, 1 failed, 130 interrupted.
 """
 
 import argparse
@@ -46,15 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except HatchwayError as error:
         if options.progress == "json":
-            _print({"error": error.as_dict()})
-        else:
-            print(f"error: {error.cause}\n{error.remedy}", file=sys.stderr)
+            _print({"phase": "failed", "message": error.cause, "error": error.as_dict()})
+        print(f"error: {error.cause}\nremedy: {error.remedy}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept for the next build", file=sys.stderr)
         return 130
     if options.progress == "json":
-        _print({"release": release.described(options.tag)})
+        _print({"phase": "ready", "message": release.digest, "release": release.release})
     return 0
 
 

@@ -70,4 +70,5 @@ def make_upper(image: Path, epoch: int) -> None:
     for folder in ("root", "work"):
         # Not by mke2fs's own -d: that takes over the change times of a source folder, which nobody can set.
         host.run(["debugfs", "-w", "-R", f"mkdir {folder}", image], within_s=_WITHIN_S, env=env)
+    host.run(["fallocate", "--dig-holes", image], within_s=_WITHIN_S)
     host.run(["e2fsck", "-f", "-n", image], within_s=_WITHIN_S)

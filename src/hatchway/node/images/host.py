@@ -31,12 +31,9 @@ _BUILD = (
     HostPackage("e2fsprogs", ("mke2fs", "debugfs", "e2fsck"), 2, "makes the writable disk"),
     HostPackage("xz-utils", ("xz",), 1, "unpacks kernel packages"),
     HostPackage("zstd", ("zstd",), 2, "unpacks kernel packages and modules"),
-    HostPackage("util-linux", ("unshare", "setpriv"), 5, "keeps the build in namespaces of its own"),
+    HostPackage("util-linux", ("unshare", "setpriv", "fallocate"), 5, "keeps the build in namespaces of its own"),
 )
-_RUN = (
-    HostPackage("qemu-system-x86", ("qemu-system-x86_64",), 130, "the virtual machine monitor"),
-    HostPackage("qemu-utils", ("qemu-img",), 10, "layers disks"),
-)
+_RUN = (HostPackage("qemu-system-x86", ("qemu-system-x86_64",), 130, "the virtual machine monitor"),)
 
 
 def required_packages() -> tuple[HostPackage, ...]:

@@ -102,7 +102,7 @@ class _Build:
         final = self._folder / TEMPLATES / digest.removeprefix("sha256:")
         if final.is_dir():
             with contextlib.suppress(Unavailable):
-                return images.by_digest(digest)
+                return images.resolve_digest(digest)
             final.rename(work / "damaged")
         made = work / "release"
         made.mkdir()
@@ -115,7 +115,7 @@ class _Build:
         final.parent.mkdir(mode=0o755, exist_ok=True)
         files.sync_folder(self._folder)
         files.publish_folder(made, final, file_mode=0o644)
-        release = images.by_digest(digest)
+        release = images.resolve_digest(digest)
         release.verify()
         return release
 

@@ -58,13 +58,14 @@ class Release:
             cmdline=self.manifest.cmdline,
         )
 
-    def described(self, tag: str | None = None) -> TemplateRelease:
-        """Returns it as other processes see it, under `tag` or the tag that it was built for."""
+    @property
+    def release(self) -> TemplateRelease:
+        """What other processes are told of it, with the tag that it was built for."""
         return TemplateRelease(
             name=self.manifest.name,
-            tag=tag or self.manifest.tag,
+            tag=self.manifest.tag,
             digest=self.digest,
-            size_bytes=sum(part.size_bytes for part in self.manifest.parts.values()),
+            size_bytes=sum(files.size_on_disk(self.part(name)) for name in self.manifest.parts),
             created_at=self.manifest.created_at,
             description=self.manifest.description,
         )
@@ -92,7 +93,7 @@ class Images:
         found = []
         for name, tag in self._tags():
             try:
-                found.append(self._tagged(name, tag).described(tag))
+                found.append(msgspec.structs.replace(self._tagged(name, tag).release, tag=tag))
             except HatchwayError:
                 continue
         return tuple(found)
@@ -106,12 +107,12 @@ class Images:
         if wanted.digest is None:
             assert wanted.tag is not None
             return self._tagged(wanted.name, wanted.tag)
-        release = self.by_digest(wanted.digest)
+        release = self.resolve_digest(wanted.digest)
         if release.manifest.name != wanted.name:
             raise self._unknown(reference)
         return release
 
-    def by_digest(self, digest: str) -> Release:
+    def resolve_digest(self, digest: str) -> Release:
         """Returns the release of this digest (`sha256:…`). Raises `NotFound("unknown_template")`, `Unavailable("template_damaged")`."""
         if not is_digest(digest):
             raise self._unknown(digest)
@@ -152,7 +153,7 @@ class Images:
             digest = (self.folder / TAGS / name / tag).read_text(encoding="ascii")[:200].strip()
         except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
             raise self._unknown(f"{name}:{tag}") from None
-        return self.by_digest(digest)
+        return self.resolve_digest(digest)
 
     def _tags(self) -> tuple[tuple[str, str], ...]:
         tags = self.folder / TAGS

@@ -1,0 +1,260 @@
+"""Makes baked snapshots: a guest that booted, ran a first job and was saved, from which sandboxes are restored in milliseconds.
+
+A bake is made of a release, never of anybody's sandbox; once, however many ask; and only a whole one is ever seen.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Protocol
+
+from hatchway.domain.errors import HostExhausted, Internal
+from hatchway.domain.ids import is_id, new_id
+from hatchway.domain.shapes import MIN_DISK_MIB, Shape
+from hatchway.node.guest.link import connect
+from hatchway.node.guest.seam import GuestError, LinkLost, Setup
+from hatchway.node.images import files
+from hatchway.node.images.bakes import DEFAULT_BUDGET, Bakes, disk_is_full, warm_page_cache
+from hatchway.node.images.store import Images, Release
+from hatchway.node.images.warm import FirstJobFailed, run_first_jobs
+from hatchway.node.vmm.seam import Baked, Driver, LauncherUnavailable, LaunchRefused, Vm, VmmError, VmmMissing, VmSpec
+
+BOOT_WITHIN_S = 120.0
+"""A cold boot takes 2 to 5 s on an idle host with software emulation."""
+_TAIL = 2_000
+"""Characters of the guest's console in an error."""
+_DEVICE_STATE = 64 << 20
+"""Octets that a bake takes besides the guest's memory, at most."""
+
+Progress = Callable[[str, float | None], None]
+
+log = logging.getLogger(__name__)
+
+
+class VmEnder(Protocol):
+    """What ends the VM of a bake whose node died: the launcher."""
+
+    async def kill_vm(self, sandbox_id: str) -> object:
+        """Ends the VM. Idempotent."""
+
+    async def forget_vm(self, sandbox_id: str) -> object:
+        """Removes what is left of it. Idempotent."""
+
+
+class _InFlight:
+    """One bake that any number of callers wait for."""
+
+    def __init__(self) -> None:
+        self.watchers: list[Progress] = []
+        self.step: tuple[str, float | None] = ("bake", None)
+        self.task: asyncio.Task[Baked] | None = None
+
+    def report(self, phase: str, fraction: float | None = None) -> None:
+        self.step = (phase, fraction)
+        for watcher in list(self.watchers):
+            watcher(phase, fraction)
+
+
+class Baker:
+    """Gives the baked snapshot that fits a release, a shape and this host; makes it where there is none.
+
+    `folder` is this node's alone. `in_use` names the keys of bakes that must not be removed to keep within `budget` octets.
+    One bake runs at a time.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        driver: Driver,
+        launcher: VmEnder,
+        folder: Path,
+        *,
+        budget: int = DEFAULT_BUDGET,
+        network: bool = True,
+        in_use: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._images = images
+        self._driver = driver
+        self._launcher = launcher
+        self._bakes = Bakes(folder, budget)
+        self._network = network
+        self._in_use = in_use
+        self._known: dict[str, Baked] = {}
+        self._flights: dict[str, _InFlight] = {}
+        self._one = asyncio.Lock()
+        self._recovered = False
+
+    async def baked(self, release: Release, shape: Shape, progress: Progress | None = None) -> Baked:
+        """Returns the baked snapshot for this release and shape (whatever its disk size), at once when there is one.
+
+        `progress` hears the phases (`waiting boot first_job save`). A caller that is cancelled leaves the bake running for
+        others. Raises `HostExhausted("disk_full")`, `Internal("bake_failed")` with the end of the guest's console, and the driver's
+        `VmmMissing`, `LaunchRefused`, `LauncherUnavailable`.
+        """
+        key = self._driver.baked_key(release.digest, shape)
+        known = self._known.get(key)
+        if known is not None and known.memory.exists():
+            self._bakes.touch(key)
+            return known
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _InFlight()
+            flight.task = asyncio.get_running_loop().create_task(self._fly(key, release, shape, flight))
+            # Its failure is known also when every caller has gone meanwhile.
+            flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        assert flight.task is not None
+        if progress is not None:
+            flight.watchers.append(progress)
+            progress(*flight.step)
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            if progress is not None:
+                flight.watchers.remove(progress)
+
+    def discard(self, baked: Baked) -> None:
+        """Removes a bake that turned out to be useless; the next caller gets a new one."""
+        self._known.pop(baked.key, None)
+        self._bakes.remove(baked.key)
+
+    async def recover(self) -> None:
+        """Ends what a node that died in the middle of a bake left: its VM and its files. Done before the first bake in any case."""
+        if self._recovered:
+            return
+        for name in await asyncio.to_thread(self._bakes.prepare):
+            if is_id(name):
+                await self._end_vm(name)
+            await asyncio.to_thread(files.remove_tree, self._bakes.work / name)
+        self._recovered = True
+
+    def baking(self) -> frozenset[str]:
+        """Returns the ids of the VMs that are bakes, in progress or interrupted: nobody else's to judge."""
+        return frozenset(name for name in self._bakes.prepare() if is_id(name))
+
+    async def close(self) -> None:
+        """Cancels bakes in progress, and waits until their VMs are gone."""
+        tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fly(self, key: str, release: Release, shape: Shape, flight: _InFlight) -> Baked:
+        try:
+            flight.report("waiting")
+            async with self._one:
+                if not self._recovered:
+                    await self.recover()
+                baked = await asyncio.to_thread(self._bakes.find, key)
+                if baked is None:
+                    baked = await self._bake(key, release, shape, flight.report)
+                else:
+                    await asyncio.to_thread(warm_page_cache, baked)
+            self._known[key] = baked
+            self._bakes.touch(key)
+            return baked
+        except OSError as error:
+            if disk_is_full(error):
+                raise HostExhausted(
+                    "disk_full",
+                    f"The disk became full while a snapshot was baked: {error}.",
+                    "Free disk space, then try again.",
+                ) from error
+            raise
+        finally:
+            self._flights.pop(key, None)
+
+    async def _bake(self, key: str, release: Release, shape: Shape, report: Callable[..., None]) -> Baked:
+        await asyncio.to_thread(
+            self._bakes.make_room,
+            (shape.memory_mib << 20) + _DEVICE_STATE,
+            frozenset(self._in_use()) | set(self._flights),
+        )
+        started = time.monotonic()
+        vm_id = new_id()
+        work = self._bakes.work / vm_id
+        made = work / "made"
+        spec = VmSpec(
+            sandbox_id=vm_id,
+            generation=1,
+            shape=Shape(vcpus=shape.vcpus, memory_mib=shape.memory_mib, disk_mib=MIN_DISK_MIB),
+            boot=release.boot_files(),
+            folder=work / "vm",
+            network=self._network,
+        )
+        vm: Vm | None = None
+        try:
+            await asyncio.to_thread(_make_folders, spec.folder, made)
+            report("boot")
+            vm = await self._driver.start(spec, bakeable=True)
+            await self._first_jobs(vm, report)
+            report("save")
+            await vm.snapshot(made)
+            baked = await asyncio.to_thread(
+                lambda: self._bakes.publish(
+                    key,
+                    made,
+                    template=release.digest,
+                    vmm=f"{self._driver.name} {self._driver.version}",
+                    shape=spec.shape,
+                )
+            )
+        except (VmmMissing, LaunchRefused, LauncherUnavailable):
+            raise
+        except (VmmError, LinkLost, GuestError, FirstJobFailed, TimeoutError) as error:
+            raise await self._failed(release, vm, error) from error
+        finally:
+            await asyncio.shield(self._clear(vm, vm_id, work))
+        log.info("baked %s in %.1f s", key, time.monotonic() - started)
+        return baked
+
+    async def _first_jobs(self, vm: Vm, report: Callable[..., None]) -> None:
+        setup = Setup(
+            time_ns=time.time_ns(),
+            entropy=os.urandom(256),
+            hostname="sandbox",
+            machine_id=secrets.token_hex(16),
+            env={},
+        )
+        link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, setup=setup, within=BOOT_WITHIN_S)
+        try:
+            report("first_job")
+            await run_first_jobs(link)
+            await link.sync()
+        finally:
+            await link.close()
+
+    async def _failed(self, release: Release, vm: Vm | None, error: Exception) -> Internal:
+        console = ""
+        if vm is not None:
+            with contextlib.suppress(VmmError, OSError):
+                console = str((await vm.info()).details.get("console", ""))[-_TAIL:]
+        name = f"{release.manifest.name}:{release.manifest.tag}"
+        cause = f"A snapshot of {name} could not be baked: {error}."
+        if console:
+            cause += f" The end of the guest's console:\n{console}"
+        return Internal("bake_failed", cause, "Try again; if it stays so, build the template again.", console=console)
+
+    async def _clear(self, vm: Vm | None, vm_id: str, work: Path) -> None:
+        if vm is not None:
+            with contextlib.suppress(VmmError):
+                await vm.kill()
+                await vm.forget()
+        await self._end_vm(vm_id)
+        await asyncio.to_thread(files.remove_tree, work)
+
+    async def _end_vm(self, vm_id: str) -> None:
+        try:
+            await self._launcher.kill_vm(vm_id)
+            await self._launcher.forget_vm(vm_id)
+        except VmmError as error:
+            log.warning("the VM of the bake %s could not be removed: %s", vm_id, error)
+
+
+def _make_folders(*folders: Path) -> None:
+    for folder in folders:
+        folder.mkdir(parents=True, mode=0o700)
