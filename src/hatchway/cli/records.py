@@ -1,0 +1,142 @@
+"""Commands about what is recorded: `operations`, `templates`, `keys`, `events`."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from .front import Front, with_front
+
+_MAX_LISTED = 500
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command("operations")(operations)
+    app.command("templates")(templates)
+    keys = typer.Typer(rich_markup_mode=None)
+    keys.callback(invoke_without_command=True)(keys_ls)
+    keys.command("create")(keys_create)
+    keys.command("rm")(keys_rm)
+    app.add_typer(keys, name="keys")
+    app.command("events")(events)
+
+
+@with_front
+def operations(
+    front: Front,
+    operation: Annotated[
+        str | None, typer.Argument(metavar="[OPERATION]", help="Id of one.", show_default=False)
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until it has ended.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Ask that it be given up.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=_MAX_LISTED, help="How many to list.")] = 50,
+) -> None:
+    """List the newest operations, or show one."""
+    import itertools
+
+    from .output import print_fields, print_json, print_table, when
+
+    client = front.client.operations
+    if operation is None:
+        if wait or cancel:
+            raise typer.BadParameter("needs the id of an operation", param_hint="--wait/--cancel")
+        found = list(itertools.islice(client.list(), limit))
+        if front.json:
+            print_json(found)
+            return
+        rows = [
+            (one.id, one.kind, one.target, one.status, one.phase, when(one.created_at), one.error and one.error.code)
+            for one in found
+        ]
+        print_table(("OPERATION", "KIND", "SANDBOX", "STATUS", "PHASE", "CREATED", "ERROR"), rows)
+        return
+    record = client.cancel(operation) if cancel else client.get(operation)
+    if wait:
+        record = client.wait(operation)
+    if front.json:
+        print_json(record)
+    else:
+        print_fields(record.as_dict())
+
+
+@with_front
+def templates(front: Front) -> None:
+    """List the templates that sandboxes can be made from."""
+    from .output import print_json, print_table, when
+
+    found = list(front.client.templates.list())
+    if front.json:
+        print_json(found)
+        return
+    rows = [
+        (
+            f"{one.name}:{one.tag}",
+            one.digest[:19],
+            f"{one.size_bytes / 2**20:.0f} MiB",
+            when(one.created_at),
+            one.description,
+        )
+        for one in found
+    ]
+    print_table(("TEMPLATE", "DIGEST", "SIZE", "CREATED", "DESCRIPTION"), rows)
+
+
+@with_front
+def keys_ls(front: Front, context: typer.Context) -> None:
+    """List the API keys, without their secrets; or make and revoke them."""
+    if context.invoked_subcommand is not None:
+        return
+    from .output import print_json, print_table, when
+
+    found = list(front.client.keys.list())
+    if front.json:
+        print_json(found)
+        return
+    rows = [
+        (one.id, one.name, one.prefix, ", ".join(one.scopes), when(one.created_at), when(one.expires_at))
+        for one in found
+    ]
+    print_table(("KEY", "NAME", "BEGINS", "SCOPES", "CREATED", "EXPIRES"), rows)
+
+
+@with_front
+def keys_create(
+    front: Front,
+    name: Annotated[str, typer.Argument(help="What it is for.", show_default=False)],
+    expires_in: Annotated[
+        float | None, typer.Option("--expires-in", min=1, metavar="SECONDS", help="How long it is valid.")
+    ] = None,
+) -> None:
+    """Make an API key and print it; it is shown this once."""
+    from .output import print_json
+
+    expires_at = None if expires_in is None else time.time() + expires_in
+    key = front.client.keys.create(name, expires_at=expires_at)
+    if front.json:
+        print_json(key)
+    else:
+        print(key.key)
+
+
+@with_front
+def keys_rm(
+    front: Front, key_id: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key.", show_default=False)]
+) -> None:
+    """Revoke an API key: it stops working at once."""
+    front.client.keys.delete(key_id)
+
+
+@with_front
+def events(
+    front: Front,
+    after: Annotated[str | None, typer.Option("--after", help="Begin behind the event with this id.")] = None,
+) -> None:
+    """Show what changes, until Ctrl-C."""
+    from .output import print_json, to_json
+
+    for event in front.client.events(after):
+        if front.json:
+            print_json(event)
+        else:
+            print(f"{event.id}  {event.kind}  {to_json(event.data)}", flush=True)
