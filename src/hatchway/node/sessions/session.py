@@ -307,7 +307,7 @@ class Session:
         self._link = link
         if link.attach(record.spec.process_id, self):
             if record.hidden == "deleted":
-                self._forget_process()
+                self.forgetting()
         elif record.state == "starting" and record.boot_id == link.hello.boot_id:
             record.state, record.agent_open = "created", False  # SPAWN never got there: the next attach starts it
             self._link = None

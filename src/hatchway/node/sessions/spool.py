@@ -120,7 +120,7 @@ class Stream:
         Never raises for a full or failing disk: those octets are a gap then.
         """
         end = offset + len(data)
-        if end <= self.end or end > MAX_OFFSET:
+        if not data or end <= self.end or end > MAX_OFFSET:
             return
         view = memoryview(data)
         if offset < self.end:

@@ -1,0 +1,509 @@
+"""Sessions: their states, the linger on fake time, recovery of their records, retention."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hatchway.domain.errors import Conflict, Exhausted, NotFound, Unprocessable
+from hatchway.domain.ids import new_id
+from hatchway.node.dataplane.attach import Feed
+from hatchway.node.guest.seam import (
+    AgentHello,
+    ExitReason,
+    GuestError,
+    LinkLost,
+    Proc,
+    ProcessSink,
+    ProcessState,
+    Spawn,
+)
+from hatchway.node.sessions.session import Limits, Session
+from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.sessions.spool import SpoolLimits
+from hatchway.wire.node import SessionSpec, SessionStatus
+
+SANDBOX = "a" * 20
+LIMITS = Limits(spool=SpoolLimits(keep=64 * 1024, segment=4096, disk_reserve=0), followers=3, per_sandbox=5)
+
+
+@dataclass
+class Clock:
+    """Time that passes when told, with the timers that wait for it."""
+
+    now: float = 1_000_000.0
+    timers: list["Timer"] = field(default_factory=list)
+
+    def later(self, delay: float, action: Callable[[], None]) -> "Timer":
+        timer = Timer(self.now + delay, action, self)
+        self.timers.append(timer)
+        return timer
+
+    async def pass_(self, seconds: float) -> None:
+        self.now += seconds
+        for timer in [timer for timer in self.timers if timer.due <= self.now]:
+            self.timers.remove(timer)
+            timer.action()
+        await settle()
+
+
+@dataclass
+class Timer:
+    due: float
+    action: Callable[[], None]
+    clock: Clock
+
+    def cancel(self) -> None:
+        if self in self.clock.timers:
+            self.clock.timers.remove(self)
+
+
+async def settle() -> None:
+    """Lets everything run that can run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Agent:
+    """A guest agent as a link shows it, played by the test: what a session does with what it hears is the matter here."""
+
+    def __init__(self, boot_id: str = "boot-1") -> None:
+        self.hello = AgentHello(boot_id, "test", 0, ())
+        self.spawned: list[Spawn] = []
+        self.known: dict[int, Proc] = {}
+        self.sinks: dict[int, ProcessSink] = {}
+        self.closed: list[int] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.refuses: Exception | None = None
+
+    async def spawn(self, spawn: Spawn, sink: ProcessSink) -> int | None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.spawned.append(spawn)
+        self.sinks[spawn.number] = sink
+        await self.answers.wait()
+        self.known.setdefault(spawn.number, Proc(spawn.number, spawn.key, ProcessState.RUNNING, pid=77))
+        return 77
+
+    def attach(self, number: int, sink: ProcessSink) -> bool:
+        if number not in self.known:
+            return False
+        self.sinks[number] = sink
+        sink.changed(self.known[number])
+        return True
+
+    async def ping(self) -> int:
+        await self.answers.wait()
+        return 0
+
+    async def close_process(self, number: int) -> None:
+        await self.answers.wait()
+        self.closed.append(number)
+        self.known.pop(number, None)
+
+    def tell(self, number: int, state: ProcessState, stdout: int = 0, stderr: int = 0, **more: object) -> None:
+        known = Proc(
+            number,
+            "",
+            state,
+            pid=77,
+            exit_code=0 if state is not ProcessState.RUNNING else None,
+            reason=ExitReason.EXITED if state is not ProcessState.RUNNING else None,
+            stdout_total=stdout,
+            stderr_total=stderr,
+        )
+        self.known[number] = known
+        self.sinks[number].changed(known)
+
+    def write(self, number: int, fd: int, offset: int, data: bytes) -> None:
+        self.sinks[number].output(fd, offset, memoryview(data))
+
+
+@dataclass
+class House:
+    """Sessions of one node in a folder, on fake time."""
+
+    folder: Path
+    clock: Clock = field(default_factory=Clock)
+    heard: list[SessionStatus] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """As a node that starts; a former one is taken for killed."""
+        self.sessions = Sessions(
+            self.folder, self.heard.append, limits=LIMITS, now=lambda: self.clock.now, later=self.clock.later
+        )
+        self.sessions.load()
+
+    async def create(self, number: int = 1, **more: object) -> Session:
+        spec = SessionSpec(
+            session_id=new_id(),
+            sandbox_id=SANDBOX,
+            project="p",
+            process_id=number,
+            argv=("true",),
+            **more,  # type: ignore[arg-type]
+        )
+        await self.sessions.create(spec)
+        return self.sessions.session(spec.session_id)
+
+    async def running(self, agent: Agent, number: int = 1, **more: object) -> Session:
+        session = await self.create(number, **more)
+        await self.sessions.link_up(SANDBOX, agent)  # type: ignore[arg-type]
+        await session.start(agent)  # type: ignore[arg-type]
+        return session
+
+    def again(self, session: Session) -> Session:
+        return self.sessions.session(session.id)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path / "sessions")
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+def states(house: House) -> list[str]:
+    return [status.state for status in house.heard]
+
+
+async def test_a_process_from_creation_to_end(house: House, agent: Agent) -> None:
+    session = await house.create(retain_s=60.0)
+    assert session.status().state == "created"
+    await house.sessions.link_up(SANDBOX, agent)  # type: ignore[arg-type]
+    await session.start(agent)  # type: ignore[arg-type]
+    assert (session.status().state, session.status().pid) == ("running", 77)
+    await settle()
+    agent.write(1, 1, 0, b"hello")
+    agent.tell(1, ProcessState.EXITED, stdout=5)
+    agent.tell(1, ProcessState.CLOSED, stdout=5)
+    await settle()
+    status = session.status()
+    assert status.state == "ended"
+    assert status.exit is not None
+    assert (status.exit.reason, status.exit.code, status.exit.stdout_bytes) == ("exited", 0, 5)
+    assert status.retain_until == status.ended_at + 60.0 == house.clock.now + 60.0
+    assert states(house) == ["running", "ended"]  # the exit came in the same turn
+    assert agent.closed == [1]
+    assert house.clock.timers == []
+
+
+async def test_concurrent_attaches_start_one_process(house: House, agent: Agent) -> None:
+    session = await house.create()
+    agent.answers.clear()
+    starts = [asyncio.ensure_future(session.start(agent)) for _ in range(5)]  # type: ignore[arg-type]
+    await settle()
+    starts[0].cancel()  # its client went away
+    agent.answers.set()
+    await asyncio.gather(*starts[1:])
+    assert len(agent.spawned) == 1
+    assert agent.spawned[0].key == session.id
+
+
+async def test_it_ends_a_linger_after_the_leader_and_the_child_goes_on(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    agent.write(1, 1, 0, b"out")
+    agent.tell(1, ProcessState.EXITED, stdout=3)
+    await house.clock.pass_(1.9)
+    assert session.status().state == "exited"
+    await house.clock.pass_(0.2)
+    assert session.status().state == "ended"
+    agent.write(1, 1, 3, b"later output of the child")
+    assert session.stored() == (28, 0)  # taken from the child, so that it never blocks
+    assert session.status().stdout_bytes == 3
+    assert agent.closed == []  # it would kill the child
+    agent.tell(1, ProcessState.CLOSED, stdout=28)
+    await settle()
+    assert agent.closed == [1]
+
+
+async def test_a_paused_guest_does_not_end_by_lingering(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    agent.tell(1, ProcessState.EXITED)
+    agent.answers.clear()
+    await house.clock.pass_(3600)
+    assert session.status().state == "exited"
+    agent.answers.set()
+    await settle()
+    assert session.status().state == "ended"
+
+
+async def test_lingering_waits_for_output_that_the_agent_had_read(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    agent.tell(1, ProcessState.EXITED, stdout=4)
+    await house.clock.pass_(2)
+    assert session.status().state == "exited"
+    agent.write(1, 1, 0, b"late")
+    await house.clock.pass_(2)
+    assert session.status().state == "ended"
+    assert session.status().stdout_bytes == 4
+
+
+async def test_an_agent_that_owes_output_for_ever_is_not_waited_for_for_ever(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    agent.tell(1, ProcessState.CLOSED, stdout=1000)
+    for _ in range(20):
+        await house.clock.pass_(2)
+    assert session.status().state == "ended"
+    assert session.status().stdout_bytes == 1000
+    follower = session.follow()
+    feed = Feed(session, follower, 1000)
+    frames = []
+    while (frame := feed.next()) is not None:
+        frames.append(frame)
+    follower.close()
+    assert [b'"cause":"lost"' in frame for frame in frames] == [False, True, False, False]
+    assert feed.over
+
+
+async def test_closed_waits_for_the_output_that_follows(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    agent.tell(1, ProcessState.EXITED, stdout=3)
+    agent.tell(1, ProcessState.CLOSED, stdout=6)
+    assert session.status().state == "exited"
+    agent.write(1, 1, 0, b"abcdef")
+    assert session.status().state == "ended"
+
+
+async def test_spawn_failure_ends_with_the_reason(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    session.changed(Proc(1, "", ProcessState.EXITED, reason=ExitReason.SPAWN_FAILED, message="no such file"))
+    status = session.status()
+    assert status.state == "ended"
+    assert status.exit is not None
+    assert (status.exit.reason, status.exit.message) == ("spawn_failed", "no such file")
+
+
+async def test_a_refused_spawn_can_be_tried_again(house: House, agent: Agent) -> None:
+    session = await house.create()
+    agent.refuses = GuestError(errno.EAGAIN, "256 processes")
+    with pytest.raises(Exhausted, match="too_many_processes"):
+        await session.start(agent)  # type: ignore[arg-type]
+    agent.refuses = ValueError("a NUL in the command")
+    with pytest.raises(Unprocessable, match="spawn_refused"):
+        await session.start(agent)  # type: ignore[arg-type]
+    agent.refuses = None
+    await session.start(agent)  # type: ignore[arg-type]
+    assert session.status().state == "running"
+
+
+async def test_sandbox_lost_ends_what_runs_and_keeps_what_ended(house: House, agent: Agent) -> None:
+    running = await house.running(agent, 1)
+    ended = await house.running(agent, 2)
+    agent.tell(2, ProcessState.CLOSED)
+    created = await house.create(3)
+    house.sessions.sandbox_lost(SANDBOX, "The VM died.")
+    assert running.status().exit is not None
+    assert (running.status().exit.reason, running.status().exit.message) == ("sandbox_lost", "The VM died.")
+    assert ended.status().exit is not None
+    assert ended.status().exit.reason == "exited"
+    assert created.status().state == "created"
+
+
+async def test_restart_goes_on_where_it_was(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    agent.write(1, 1, 0, b"abc")
+    await settle()
+    house.open()
+    session = house.again(session)
+    assert session.stored() == (3, 0)
+    await house.sessions.link_up(SANDBOX, agent)  # type: ignore[arg-type]
+    assert (session.status().state, session.status().pid) == ("running", 77)
+    agent.write(1, 1, 3, b"def")
+    agent.tell(1, ProcessState.CLOSED, stdout=6)
+    await settle()
+    house.open()
+    session = house.again(session)
+    assert session.status().state == "ended"
+    assert session.status().stdout_bytes == 6
+
+
+async def test_restart_with_a_process_that_the_agent_lost(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    await settle()
+    house.open()
+    await house.sessions.link_up(SANDBOX, Agent("boot-2"))  # type: ignore[arg-type]
+    status = house.again(session).status()
+    assert status.state == "ended"
+    assert status.exit is not None
+    assert status.exit.reason == "sandbox_lost"
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+async def test_death_in_the_middle_of_a_start_starts_it_once(house: House, agent: Agent, arrived: bool) -> None:
+    session = await house.create()
+    agent.answers.clear()
+    start = asyncio.ensure_future(session.start(agent))  # type: ignore[arg-type]
+    await settle()
+    start.cancel()
+    if arrived:
+        agent.known[1] = Proc(1, session.id, ProcessState.RUNNING, pid=77)
+    house.open()  # killed between SPAWN and its answer
+    agent.answers.set()
+    session = house.again(session)
+    await house.sessions.link_up(SANDBOX, agent)  # type: ignore[arg-type]
+    assert session.status().state == ("running" if arrived else "created")
+    await session.start(agent)  # type: ignore[arg-type]
+    assert session.status().state == "running"
+    assert len(agent.spawned) == (1 if arrived else 2)
+
+
+async def test_death_in_the_middle_of_a_start_and_a_cold_boot_do_not_start_it_again(house: House, agent: Agent) -> None:
+    session = await house.create()
+    agent.answers.clear()
+    start = asyncio.ensure_future(session.start(agent))  # type: ignore[arg-type]
+    await settle()
+    start.cancel()
+    house.open()
+    await house.sessions.link_up(SANDBOX, Agent("boot-2"))  # type: ignore[arg-type]
+    status = house.again(session).status()
+    assert status.exit is not None
+    assert status.exit.reason == "sandbox_lost"
+
+
+async def test_create_is_idempotent_and_other_specs_conflict(house: House) -> None:
+    session = await house.create()
+    assert await house.sessions.create(session.record.spec) == session.status()
+    house.open()
+    assert await house.sessions.create(session.record.spec) == session.status()
+    other = SessionSpec(session_id=session.id, sandbox_id=SANDBOX, project="p", process_id=2, argv=("false",))
+    with pytest.raises(Conflict, match="session_exists"):
+        await house.sessions.create(other)
+
+
+async def test_bounds_have_clear_errors(house: House) -> None:
+    session = await house.create()
+    followers = [session.follow() for _ in range(3)]
+    with pytest.raises(Exhausted, match="too_many_followers"):
+        session.follow()
+    followers[0].close()
+    session.follow().close()
+    with pytest.raises(Unprocessable, match="offset_beyond_end"):
+        session.follow(stdout=1)
+    for number in range(2, 6):
+        await house.create(number)
+    with pytest.raises(Exhausted, match="too_many_sessions"):
+        await house.create(6)
+
+
+async def test_retention(house: House, agent: Agent) -> None:
+    session = await house.running(agent, retain_s=100.0)
+    agent.write(1, 1, 0, b"abc")
+    agent.tell(1, ProcessState.CLOSED, stdout=3)
+    await settle()
+    await house.clock.pass_(99)
+    house.sessions.sweep()
+    assert house.sessions.get(session.id).state == "ended"
+    await house.clock.pass_(2)
+    house.sessions.sweep()
+    with pytest.raises(NotFound):
+        house.sessions.get(session.id)
+    await wait_until(lambda: not (house.folder / SANDBOX).exists())
+
+
+async def test_retention_passes_over_what_runs(house: House, agent: Agent) -> None:
+    session = await house.running(agent, retain_s=1.0)
+    await house.clock.pass_(10_000_000)
+    house.sessions.sweep()
+    assert house.sessions.get(session.id).state == "running"
+
+
+async def test_a_child_that_outlives_the_retention_is_not_killed(house: House, agent: Agent) -> None:
+    session = await house.running(agent, retain_s=10.0)
+    agent.write(1, 1, 0, b"abc")
+    agent.tell(1, ProcessState.EXITED, stdout=3)
+    await house.clock.pass_(2)
+    await house.clock.pass_(11)
+    house.sessions.sweep()
+    with pytest.raises(NotFound):
+        house.sessions.get(session.id)
+    await wait_until(lambda: [path.name for path in session.folder.iterdir()] == ["session.json"])
+    agent.write(1, 1, 3, b"still here")  # it never blocks
+    assert agent.closed == []
+    house.open()  # not even after a restart
+    await house.sessions.link_up(SANDBOX, agent)  # type: ignore[arg-type]
+    agent.write(1, 1, 13, b"and here")
+    agent.tell(1, ProcessState.CLOSED, stdout=21)
+    await wait_until(lambda: not (house.folder / SANDBOX).exists())
+    assert agent.closed == [1]
+
+
+async def test_delete_kills_and_removes_and_is_idempotent(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    agent.write(1, 1, 0, b"abc")
+    follower = session.follow()
+    await house.sessions.delete(session.id)
+    await house.sessions.delete(session.id)
+    await house.sessions.delete(new_id())
+    assert agent.closed == [1]
+    with pytest.raises(NotFound):
+        house.sessions.get(session.id)
+    assert session.ended  # the follower's stream ends
+    follower.close()
+    await wait_until(lambda: not (house.folder / SANDBOX).exists())
+
+
+async def test_delete_while_nobody_can_be_asked_kills_later(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    await settle()
+    house.open()  # the link is not up yet
+    await house.sessions.delete(session.id)
+    assert house.sessions.of_sandbox(SANDBOX) == ()
+    house.open()
+    await house.sessions.link_up(SANDBOX, agent)  # type: ignore[arg-type]
+    await wait_until(lambda: agent.closed == [1])
+    await wait_until(lambda: not (house.folder / SANDBOX).exists())
+
+
+async def test_sandbox_deleted_leaves_nothing(house: House, agent: Agent) -> None:
+    await house.running(agent, 1)
+    await house.create(2)
+    await house.sessions.sandbox_deleted(SANDBOX)
+    assert house.sessions.of_sandbox(SANDBOX) == ()
+    assert list(house.folder.iterdir()) == []
+
+
+async def test_a_lost_close_is_tried_again(house: House, agent: Agent) -> None:
+    session = await house.running(agent)
+    close = agent.close_process
+
+    async def fails(number: int) -> None:
+        raise LinkLost("silent")
+
+    agent.close_process = fails  # type: ignore[method-assign]
+    agent.tell(1, ProcessState.CLOSED)
+    await settle()
+    assert session.record.agent_open
+    agent.close_process = close  # type: ignore[method-assign]
+    house.sessions.sweep()
+    await settle()
+    assert agent.closed == [1]
+
+
+async def test_half_made_folders_go_and_unreadable_records_stay(house: House) -> None:
+    half = house.folder / SANDBOX / new_id()
+    half.mkdir(parents=True)
+    (half / "stdout.00000000000000000000").write_bytes(b"x")
+    strange = house.folder / SANDBOX / new_id()
+    strange.mkdir()
+    (strange / "session.json").write_text("{")
+    house.open()
+    assert not half.exists()
+    assert strange.exists()
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits for what a thread does."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
