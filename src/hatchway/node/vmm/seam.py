@@ -38,6 +38,10 @@ class SnapshotMismatch(VmmError):
     """The snapshot cannot be loaded by this VMM, kernel or CPU."""
 
 
+class WrongGeneration(VmmError):
+    """The VM that runs belongs to another generation of its sandbox: an older owner, or a newer one, has the say."""
+
+
 class LauncherUnavailable(VmmError):
     """The launcher does not answer; it is restarted by the supervisor, so that trying again helps."""
 
@@ -168,6 +172,9 @@ class Vm(Protocol):
     async def info(self) -> VmInfo:
         """Returns what the VM is right now; does not raise when it ended."""
 
+    async def console(self) -> bytes:
+        """The newest octets of the guest's serial console, at most 64 KiB, for diagnostics. The guest wrote them."""
+
     async def forget(self) -> None:
         """After the end: reaps the shim and gives back slot, sockets, cgroup. The disk stays."""
 
@@ -198,7 +205,10 @@ class Driver(Protocol):
         """
 
     async def adopt(self, spec: VmSpec) -> Vm:
-        """Takes over a VM that runs since before this process did. Raises `VmmDied` when it is not there any more."""
+        """Takes over a VM that runs since before this process did.
+
+        Raises `VmmDied` when it is not there any more, with its exit status where the shim still knows it, `WrongGeneration`.
+        """
 
     async def capture(self, vm: Vm, folder: Path) -> None:
         """Live full snapshot of a restored VM that is paused: what changed since its parent, sparse (memory diff, device state, disk layer)."""
@@ -206,5 +216,5 @@ class Driver(Protocol):
     def overhead_mib(self, shape: Shape) -> int:
         """Memory that the VMM needs beside the guest's own: translation cache, device state, the process itself."""
 
-    def baked_key(self, template_digest: str, shape: Shape) -> str:
+    def baked_key(self, template_digest: str, shape: Shape, *, network: bool = True) -> str:
         """Names the baked snapshot that fits this template and shape on this host; the disk size does not matter."""

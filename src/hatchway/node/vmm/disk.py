@@ -1,0 +1,167 @@
+"""The layers of a sandbox's writable disk, as files of its own folder.
+
+```
+lower.raw       hard link to the template's empty file system
+layer-1.qcow2   hard link to the baked snapshot's disk (only where the sandbox was restored from one)
+upper.qcow2     what the guest writes
+disk.json       the names above, from the lowest to the topmost, with their formats
+```
+The links keep a lower layer alive for as long as any sandbox needs it, whatever is pruned elsewhere. Only the topmost file is
+ever written, and its octets are the VMM's: nothing here believes more of it than the size in its header.
+"""
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hatchway.node.vmm import qcow2
+from hatchway.node.vmm.seam import VmmError
+
+TOP = "upper.qcow2"
+RECORD = "disk.json"
+LOWEST = "lower.raw"
+_PIECE = 1024 * 1024
+
+
+class LayerFile(msgspec.Struct, frozen=True):
+    """One layer: a file name in the folder, and `raw` or `qcow2`."""
+
+    name: str
+    format: str
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk that is complete in its folder."""
+
+    folder: Path
+    layers: tuple[LayerFile, ...]
+
+    @property
+    def top(self) -> Path:
+        """The file that the guest writes to."""
+        return self.folder / self.layers[-1].name
+
+    def size(self) -> int:
+        """The size in octets that the guest sees, as the topmost file's header states it. Raises `VmmError` when it is damaged."""
+        fd = os.open(self.top, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return qcow2.virtual_size(fd)
+        except ValueError as error:
+            raise VmmError(f"The sandbox's disk {self.top} is damaged: {error}.") from error
+        finally:
+            os.close(fd)
+
+    def open(self) -> list[int]:
+        """Opens every layer, the lowest first, all but the topmost read-only. The caller closes them. Raises `OSError`."""
+        opened: list[int] = []
+        try:
+            for layer in self.layers:
+                mode = os.O_RDWR if layer is self.layers[-1] else os.O_RDONLY
+                opened.append(os.open(self.folder / layer.name, mode | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except BaseException:
+            for fd in opened:
+                os.close(fd)
+            raise
+        return opened
+
+
+def load(folder: Path) -> Disk | None:
+    """Returns the disk that is in `folder`, None when none was made. Raises `VmmError` when its record is damaged."""
+    try:
+        octets = (folder / RECORD).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        layers = msgspec.json.decode(octets, type=tuple[LayerFile, ...])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise VmmError(f"{folder / RECORD} is damaged: {error}") from error
+    if not layers or any("/" in layer.name or layer.name.startswith(".") for layer in layers):
+        raise VmmError(f"{folder / RECORD} names files that are not its own.")
+    return Disk(folder, layers)
+
+
+def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
+    """Returns the disk of `folder`; makes it, `size` octets large, over `lowest` (raw) and `above` (qcow2) when there is none.
+
+    A crash in the middle leaves no record, and the next call starts afresh. Raises `OSError` (ENOSPC), `VmmError`.
+    """
+    disk = load(folder)
+    if disk is not None:
+        return disk
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for left in (folder / TOP, folder / LOWEST, *folder.glob("layer-*.qcow2")):
+        left.unlink(missing_ok=True)
+    layers = [LayerFile(LOWEST, "raw")]
+    _link(lowest, folder / LOWEST)
+    if above is not None:
+        layers.append(LayerFile("layer-1.qcow2", "qcow2"))
+        _link(above, folder / "layer-1.qcow2")
+    below = layers[-1]
+    qcow2.create(folder / TOP, size, below.name, below.format)
+    layers.append(LayerFile(TOP, "qcow2"))
+    write_durably(folder / RECORD, msgspec.json.encode(layers))
+    return Disk(folder, tuple(layers))
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        # Another file system, or one without links: a sparse copy costs more and is as good.
+        copy_sparse(source, target)
+
+
+def copy_sparse(source: Path, target: Path) -> None:
+    """Copies a file, sharing its blocks where the file system can, else leaving its holes out; durable. Raises `OSError`."""
+    with source.open("rb") as reader, target.open("xb") as writer:
+        size = os.fstat(reader.fileno()).st_size
+        os.ftruncate(writer.fileno(), size)
+        offset = 0
+        while offset < size:
+            try:
+                start = os.lseek(reader.fileno(), offset, os.SEEK_DATA)
+            except OSError:
+                break  # only a hole is left
+            offset = os.lseek(reader.fileno(), start, os.SEEK_HOLE)
+            _copy_range(reader.fileno(), writer.fileno(), start, offset)
+        os.fsync(writer.fileno())
+
+
+def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
+    while start < end:
+        try:
+            copied = os.copy_file_range(reader, writer, end - start, start, start)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            octets = os.pread(reader, min(_PIECE, end - start), start)
+            copied = os.pwrite(writer, octets, start)
+        if copied == 0:
+            return
+        start += copied
+
+
+def write_durably(path: Path, octets: bytes) -> None:
+    """Writes a small file (0600) under a temporary name, fsyncs, renames, fsyncs the folder. Raises `OSError`."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, octets)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable. Raises `OSError`."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

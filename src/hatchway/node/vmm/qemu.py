@@ -1,0 +1,369 @@
+"""The driver for QEMU's microvm, with hardware virtualization where the probe found that it works, else software emulation."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+from hatchway.domain.shapes import MAX_MEMORY_MIB, Shape
+from hatchway.node.vmm import disk as disks
+from hatchway.node.vmm import machines, manifest, probe, qemu_args, tree
+from hatchway.node.vmm.host import Host
+from hatchway.node.vmm.launcher import LauncherClient
+from hatchway.node.vmm.machines import Installed
+from hatchway.node.vmm.manifest import Manifest
+from hatchway.node.vmm.qemu_vm import Kind, QemuVm
+from hatchway.node.vmm.qmp import QmpError, command
+from hatchway.node.vmm.seam import (
+    Baked,
+    LaunchRefused,
+    SnapshotMismatch,
+    Vm,
+    VmmDied,
+    VmmError,
+    VmmMissing,
+    VmSpec,
+    WrongGeneration,
+)
+from hatchway.wire.launcher import StartVm
+
+VMM_OVERHEAD_MIB = 96
+"""QEMU itself: 25 MiB of private memory when idle, device queues, and the block layer's tables of a large disk."""
+
+log = logging.getLogger(__name__)
+
+_Identity = tuple[Path, int, int, int, int]
+"""Path, device, inode, size and time of change: what tells one file from its successor without reading it."""
+
+
+class QemuDriver:
+    """See `seam.Driver`. Made with `create`."""
+
+    name = "qemu"
+
+    def __init__(
+        self,
+        *,
+        launcher: LauncherClient,
+        run_dir: Path,
+        folder: Path,
+        installed: Installed,
+        root: tree.Tree,
+        host: Host,
+        hardware: bool,
+    ) -> None:
+        self.version = installed.version
+        self.isolation = "hardware" if hardware else "emulated"
+        self.build = root.digest
+        self.host = host
+        self._launcher = launcher
+        self._run_dir = run_dir
+        self._folder = folder
+        self._machine = installed.machine
+        self._root = root
+        self._hardware = hardware
+        self._boot_roots: dict[tuple[_Identity, _Identity], tree.Tree] = {}
+        self._kind = Kind(vmm=f"{self.name} {self.version}", isolation=self.isolation)
+
+    @classmethod
+    async def create(
+        cls,
+        *,
+        launcher: LauncherClient,
+        run_dir: Path,
+        folder: Path,
+        ram_library: Path,
+        verdicts: Path,
+        kernel: Path | None = None,
+        hardware: bool | None = None,
+    ) -> "QemuDriver":
+        """Finds QEMU, builds its jail root below `folder` and takes the probe's verdict on KVM.
+
+        `verdicts` is the folder that holds the probe's cached verdict; with a guest `kernel` the probe is run when there is none for this
+        host boot and QEMU, without one software emulation is taken then. `hardware` overrides the verdict. Raises `VmmMissing`,
+        `VmmError`, `OSError`.
+        """
+        host = Host.read()
+        machine = machines.machine_of(host.architecture)
+        if hardware is None:
+            hardware = await probe.kvm_works(machine, verdicts, kernel)
+        installed, root = await asyncio.to_thread(_make_root, machine, hardware, folder, ram_library)
+        return cls(
+            launcher=launcher,
+            run_dir=run_dir,
+            folder=folder,
+            installed=installed,
+            root=root,
+            host=host,
+            hardware=hardware,
+        )
+
+    def overhead_mib(self, shape: Shape) -> int:
+        """Memory in MiB that a VM needs beside the guest's: for admission, and in the bound of its cgroup."""
+        cache = 0 if self._hardware else qemu_args.translation_cache_mib(shape)
+        return VMM_OVERHEAD_MIB + cache + shape.memory_mib // 64
+
+    def baked_key(self, template_digest: str, shape: Shape, *, network: bool = True) -> str:
+        """See `seam.Driver.baked_key`: 40 hexadecimal digits."""
+        conditions = self._manifest(shape, network).conditions()
+        text = "\n".join([template_digest, *(f"{name}={value}" for name, value in sorted(conditions.items()))])
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+    async def start(self, spec: VmSpec, *, bakeable: bool = False) -> Vm:
+        """See `seam.Driver.start`."""
+        if (running := await self._running_already(spec)) is not None:
+            return running
+        size = spec.shape.disk_mib * 2**20
+        with _Descriptors() as fds:
+            disk = await asyncio.to_thread(disks.prepare, spec.folder, spec.boot.upper, None, size)
+            root = await asyncio.to_thread(self._boot_root, spec.boot.kernel, spec.boot.initrd)
+            memory = None
+            if bakeable:
+                memory = spec.folder / "memory"
+                fds.add(qemu_args.MEMORY_FD, _new_memory(memory, spec.shape.memory_mib * 2**20))
+            else:
+                fds.add(qemu_args.MEMORY_FD, os.open(self._empty_memory(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            self._add_disks(fds, spec, disk)
+            parts = qemu_args.Parts(
+                machine=self._machine,
+                hardware=self._hardware,
+                shape=spec.shape,
+                layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
+                network=spec.network,
+                share_memory=bakeable,
+                cmdline=qemu_args.kernel_command_line(
+                    self._machine, spec.boot.cmdline, hardware=self._hardware, tsc_khz=self.host.tsc_khz
+                ),
+            )
+            await self._launch(spec, root, parts, fds)
+        bake = self._manifest(spec.shape, spec.network) if bakeable else None
+        vm = self._vm(spec, bake=bake, memory=memory)
+        async with _undone_on_failure(vm, self._launcher):
+            await vm.connect()
+            grow = disk.size() < size
+            await vm.running(*([command("block_resize", node_name=qemu_args.TOP_NODE, size=size)] if grow else []))
+        return vm
+
+    async def restore(self, baked: Baked, spec: VmSpec) -> Vm:
+        """See `seam.Driver.restore`. The guest learns of a disk larger than the baked one by `Vm.resize_disk`."""
+        if (running := await self._running_already(spec)) is not None:
+            return running
+        if (spec.shape.vcpus, spec.shape.memory_mib) != (baked.shape.vcpus, baked.shape.memory_mib):
+            raise SnapshotMismatch(f"The snapshot {baked.key} has another shape than the sandbox.")
+        await asyncio.to_thread(manifest.verify, baked, self._manifest(spec.shape, spec.network))
+        size = spec.shape.disk_mib * 2**20
+        with _Descriptors() as fds:
+            disk = await asyncio.to_thread(disks.prepare, spec.folder, spec.boot.upper, baked.upper, size)
+            # Read-only: no VM can change the memory that its neighbours are made from.
+            fds.add(qemu_args.MEMORY_FD, os.open(baked.memory, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            fds.add(qemu_args.STATE_FD, os.open(baked.state, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            self._add_disks(fds, spec, disk)
+            parts = qemu_args.Parts(
+                machine=self._machine,
+                hardware=self._hardware,
+                shape=spec.shape,
+                layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
+                network=spec.network,
+                incoming=True,
+            )
+            await self._launch(spec, self._root, parts, fds)
+        vm = self._vm(spec)
+        async with _undone_on_failure(vm, self._launcher):
+            try:
+                await vm.connect()
+                await vm.load(qemu_args.STATE_FD)
+            except (VmmDied, QmpError) as error:
+                if isinstance(error, VmmDied) and (error.status is None or error.status.signal is not None):
+                    raise
+                raise SnapshotMismatch(f"QEMU could not load the snapshot {baked.key}: {error}") from error
+        return vm
+
+    async def adopt(self, spec: VmSpec) -> Vm:
+        """See `seam.Driver.adopt`. Raises `WrongGeneration` when the VM that runs is of another one."""
+        vm = self._vm(spec)
+        try:
+            await vm.connect()
+            if vm.ended.is_set():
+                raise vm.died()
+            await vm.status()
+        except BaseException:
+            await vm.close()
+            raise
+        return vm
+
+    async def capture(self, vm: Vm, folder: Path) -> None:
+        """See `seam.Driver.capture`."""
+        raise NotImplementedError
+
+    # -- parts
+
+    def _vm(self, spec: VmSpec, *, bake: Manifest | None = None, memory: Path | None = None) -> QemuVm:
+        return QemuVm(
+            spec, self._run_dir / "vm" / spec.sandbox_id, self._launcher, self._kind, bake=bake, memory=memory
+        )
+
+    async def _running_already(self, spec: VmSpec) -> Vm | None:
+        """A verb asked again, also by a process that took over from one that died: the machine that runs is the answer."""
+        if not (self._run_dir / "vm" / spec.sandbox_id / "shim.sock").exists():
+            return None
+        try:
+            vm = await self.adopt(spec)
+        except WrongGeneration as error:
+            raise LaunchRefused("exists", str(error), "Stop the VM of the other generation first.") from error
+        except VmmDied:
+            vm = None
+        if isinstance(vm, QemuVm):
+            with contextlib.suppress(VmmError):
+                if await vm.status() in ("running", "paused"):
+                    return vm
+            await vm.close()
+        # It ended, or whoever began to make it did not live to finish.
+        await self._launcher.kill_vm(spec.sandbox_id)
+        await self._launcher.forget_vm(spec.sandbox_id)
+        return None
+
+    async def _launch(self, spec: VmSpec, root: tree.Tree, parts: qemu_args.Parts, fds: "_Descriptors") -> None:
+        environment = {
+            "LD_LIBRARY_PATH": tree.LIBRARIES_PATH,
+            "LD_PRELOAD": tree.PRELOAD_PATH,
+            "QEMU_MODULE_DIR": tree.MODULES_PATH,
+            "HATCHWAY_RAM_FD": str(qemu_args.MEMORY_FD),
+        }
+        request = StartVm(
+            sandbox_id=spec.sandbox_id,
+            generation=spec.generation,
+            argv=qemu_args.arguments(parts),
+            env=environment,
+            pass_as=fds.targets,
+            network=spec.network,
+            kvm=self._hardware,
+            vcpus=spec.shape.vcpus,
+            memory_limit_mib=spec.shape.memory_mib + self.overhead_mib(spec.shape),
+        )
+        root_fd = root.open()
+        try:
+            await self._launcher.start_vm(request, [root_fd, *fds.numbers])
+        finally:
+            os.close(root_fd)
+
+    def _add_disks(self, fds: "_Descriptors", spec: VmSpec, disk: disks.Disk) -> None:
+        fds.add(qemu_args.BASE_FD, os.open(spec.boot.base, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        for number, fd in enumerate(disk.open()):
+            fds.add(qemu_args.DISK_FDS + number, fd)
+
+    def _manifest(self, shape: Shape, network: bool) -> Manifest:
+        return Manifest(
+            vmm=f"{self.name} {self.version}",
+            build=self.build,
+            arguments=qemu_args.ARGS_VERSION,
+            isolation=self.isolation,
+            cpu=self.host.cpu_digest,
+            tsc_khz=self.host.tsc_khz,
+            network=network,
+            shape=Shape(vcpus=shape.vcpus, memory_mib=shape.memory_mib, disk_mib=0),
+        )
+
+    def _boot_root(self, kernel: Path, initrd: Path) -> tree.Tree:
+        """The jail root of a cold boot: QEMU takes kernel and initramfs by path only."""
+        key = (_identity(kernel), _identity(initrd))
+        found = self._boot_roots.get(key)
+        if found is None or not found.folder.is_dir():
+            files = {tree.KERNEL_PATH: kernel, tree.INITRD_PATH: initrd}
+            found = tree.build(self._folder / "roots", files, like=self._root)
+            self._boot_roots[key] = found
+        return found
+
+    def _empty_memory(self) -> Path:
+        """A file of nothing but a hole, which VMs that boot cold map privately.
+
+        With it their changed pages can be told from the others in the same way as a restored VM's, so that both can be captured.
+        """
+        path = self._folder / "empty-memory"
+        size = MAX_MEMORY_MIB * 2**20
+        if not path.exists() or path.stat().st_size != size:
+            fd = os.open(
+                path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o444
+            )
+            try:
+                os.ftruncate(fd, size)
+            finally:
+                os.close(fd)
+            os.rename(path.with_suffix(".new"), path)
+        return path
+
+
+class _Descriptors:
+    """Descriptors for one VMM with their numbers there; closed here in any case, the VMM has its own by then."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[int, int]] = []
+
+    def add(self, target: int, fd: int) -> None:
+        self._pairs.append((target, fd))
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        return tuple(target for target, _ in self._pairs)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(fd for _, fd in self._pairs)
+
+    def __enter__(self) -> "_Descriptors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self.numbers:
+            os.close(fd)
+
+
+class _undone_on_failure:
+    """Leaves no VM behind where its start failed or was cancelled."""
+
+    def __init__(self, vm: QemuVm, launcher: LauncherClient) -> None:
+        self._vm = vm
+        self._launcher = launcher
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            return
+        await self._vm.close()
+        try:
+            await asyncio.shield(self._clear())
+        except VmmError as error:
+            log.warning("%s: what is left of its start could not be removed: %s", self._vm.spec.sandbox_id, error)
+
+    async def _clear(self) -> None:
+        await self._launcher.kill_vm(self._vm.spec.sandbox_id)
+        await self._launcher.forget_vm(self._vm.spec.sandbox_id)
+
+
+def _identity(path: Path) -> _Identity:
+    found = path.stat()
+    return path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _make_root(
+    machine: machines.Machine, hardware: bool, folder: Path, ram_library: Path
+) -> tuple[Installed, tree.Tree]:
+    installed = machines.find(machine, hardware=hardware)
+    if not ram_library.is_file():
+        raise VmmMissing(f"The preload library {ram_library} is not built: run make, or install the package again.")
+    files = tree.gather(installed.binary, firmware=installed.firmware, modules=installed.modules, preload=ram_library)
+    return installed, tree.build(folder / "roots", files)
+
+
+def _new_memory(path: Path, size: int) -> int:
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
