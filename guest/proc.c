@@ -1,0 +1,344 @@
+#include "proc.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "fields.h"
+#include "helper.h"
+#include "spawn.h"
+#include "stream.h"
+
+static struct proc table[MAX_PROCS];
+static unsigned used; /* slots below it may be in use: few processes touch few pages */
+static unsigned deadlines;
+static unsigned long oom_seen;
+
+bool procs_open(void)
+{
+    return streams_open();
+}
+
+struct proc *proc_each(unsigned *cursor)
+{
+    while (*cursor < used) {
+        struct proc *proc = &table[(*cursor)++];
+        if (proc->number != 0)
+            return proc;
+    }
+    return NULL;
+}
+
+struct proc *proc_by_number(uint32_t number)
+{
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));)
+        if (proc->number == number)
+            return proc;
+    return NULL;
+}
+
+struct proc *proc_by_key(const char *key)
+{
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));)
+        if (strcmp(proc->key, key) == 0)
+            return proc;
+    return NULL;
+}
+
+struct proc *proc_new(uint32_t number, const char *key)
+{
+    struct proc *proc = NULL;
+    for (unsigned i = 0; i < MAX_PROCS; i++) {
+        if (table[i].number == 0) {
+            proc = &table[i];
+            if (i >= used)
+                used = i + 1;
+            break;
+        }
+    }
+    if (!proc)
+        return NULL;
+    memset(proc, 0, sizeof *proc);
+    proc->number = number;
+    proc->started_ns = now_ns();
+    proc->tree.cgroup_fd = -1;
+    snprintf(proc->key, sizeof proc->key, "%s", key);
+    streams_prepare(proc);
+    return proc;
+}
+
+bool proc_connect(struct proc *proc, const struct proc_ends *ends)
+{
+    return streams_connect(proc, ends);
+}
+
+static void set_deadline(struct proc *proc, uint64_t deadline)
+{
+    deadlines -= proc->deadline_ns != 0;
+    proc->deadline_ns = deadline;
+    deadlines += deadline != 0;
+}
+
+/* The record's state follows from what is known: the leader reaped, the streams at their end. */
+static void settle(struct proc *proc)
+{
+    uint8_t state = proc->state;
+    if (state == STATE_RUNNING && proc->wait_pending)
+        state = STATE_EXITED;
+    if (state == STATE_EXITED && streams_at_end(proc))
+        state = STATE_CLOSED;
+    if (state == STATE_CLOSED)
+        input_close(proc);
+    if (state != proc->state) {
+        proc->state = state;
+        proc->dirty = true;
+        if (state >= STATE_EXITED)
+            set_deadline(proc, 0);
+    }
+}
+
+void proc_stream_ended(struct proc *proc)
+{
+    settle(proc);
+}
+
+void proc_running(struct proc *proc)
+{
+    proc->job = NULL;
+    proc->state = STATE_RUNNING;
+    proc->dirty = true;
+    deadlines += proc->deadline_ns != 0;
+    settle(proc);
+}
+
+void proc_failed(struct proc *proc, const char *message)
+{
+    proc->job = NULL;
+    if (message != proc->message)
+        snprintf(proc->message, sizeof proc->message, "%s", message);
+    proc->reason = REASON_SPAWN_FAILED;
+    proc->pid = 0;
+    proc->deadline_ns = 0;
+    proc->ended_ns = now_ns();
+    proc->exit_code = proc->exit_signal = 0;
+    proc->wait_pending = true;
+    streams_close(proc);
+    tree_release(&proc->tree, 0);
+    proc->state = STATE_RUNNING;
+    settle(proc);
+}
+
+void proc_forget(struct proc *proc)
+{
+    if (proc->job) {
+        if (proc->pid > 1)
+            kill(proc->pid, SIGKILL);
+        proc->deadline_ns = 0;
+        spawn_detach(proc->job);
+        proc->job = NULL;
+    } else {
+        set_deadline(proc, 0);
+    }
+    if (proc->reason != REASON_SPAWN_FAILED)
+        tree_release(&proc->tree, proc->pid);
+    streams_close(proc);
+    streams_drop(proc);
+    proc->number = 0;
+    while (used > 0 && table[used - 1].number == 0)
+        used--;
+}
+
+void procs_kill_all(int signal)
+{
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));)
+        if (proc->reason != REASON_SPAWN_FAILED)
+            tree_signal(&proc->tree, proc->pid, signal);
+}
+
+unsigned procs_alive(void)
+{
+    unsigned alive = 0;
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));)
+        alive += proc->pid > 1 && !proc->wait_pending;
+    return alive;
+}
+
+int proc_signal(struct proc *proc, int signal, uint32_t scope)
+{
+    if (proc->reason == REASON_SPAWN_FAILED)
+        return -ESRCH;
+    if (scope == SCOPE_LEADER) {
+        if (proc->wait_pending || proc->pid <= 1)
+            return -ESRCH;
+        return kill(proc->pid, signal) == 0 ? 0 : -errno;
+    }
+    return tree_signal(&proc->tree, proc->pid, signal);
+}
+
+static uint64_t micros(struct timeval t)
+{
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_usec;
+}
+
+static void leader_ended(struct proc *proc, int status, const struct rusage *usage)
+{
+    proc->wait_pending = true;
+    proc->ended_ns = now_ns();
+    proc->utime_us = micros(usage->ru_utime);
+    proc->stime_us = micros(usage->ru_stime);
+    proc->maxrss_kib = (uint64_t)usage->ru_maxrss;
+    if (WIFSIGNALED(status)) {
+        proc->exit_signal = WTERMSIG(status);
+        proc->reason = REASON_SIGNALED;
+        if (proc->exit_signal == SIGKILL && !proc->killed_by_timeout) {
+            unsigned long kills = trees_oom_kills();
+            if (kills != oom_seen) {
+                oom_seen = kills;
+                proc->reason = REASON_OOM;
+            }
+        }
+    } else {
+        proc->exit_code = WEXITSTATUS(status);
+        proc->reason = REASON_EXITED;
+    }
+    if (proc->killed_by_timeout)
+        proc->reason = REASON_TIMEOUT;
+    if (proc->state == STATE_STARTING)
+        spawn_check(proc->job); /* it ended before its exec was seen: now it is decided which of the two it was */
+    else
+        settle(proc);
+}
+
+void procs_reap(void)
+{
+    int status;
+    struct rusage usage;
+    pid_t pid;
+    while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0) {
+        if (helper_reaped(pid, status))
+            continue;
+        struct proc *proc;
+        for (unsigned i = 0; (proc = proc_each(&i));) {
+            if (proc->pid == pid && !proc->wait_pending) {
+                leader_ended(proc, status, &usage);
+                break;
+            }
+        }
+    }
+    trees_drain();
+}
+
+uint64_t procs_deadline(void)
+{
+    uint64_t soonest = 0;
+    struct proc *proc;
+    if (deadlines == 0)
+        return 0;
+    for (unsigned i = 0; (proc = proc_each(&i));)
+        if (proc->state == STATE_RUNNING && proc->deadline_ns && (soonest == 0 || proc->deadline_ns < soonest))
+            soonest = proc->deadline_ns;
+    return soonest;
+}
+
+void procs_expire(void)
+{
+    uint64_t now = now_ns();
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));) {
+        if (proc->state == STATE_RUNNING && proc->deadline_ns && proc->deadline_ns <= now) {
+            set_deadline(proc, 0);
+            proc->killed_by_timeout = true;
+            tree_signal(&proc->tree, proc->pid, SIGKILL);
+        }
+    }
+}
+
+size_t proc_describe(const struct proc *proc, uint8_t state, uint8_t *to, size_t room)
+{
+    struct field_writer writer = {.at = to, .end = to + room};
+    uint64_t until = proc->ended_ns ? proc->ended_ns : now_ns();
+    write_text(&writer, F_KEY, proc->key);
+    write_u32(&writer, F_STATE, state);
+    if (proc->pid > 0)
+        write_u32(&writer, F_PID, (uint32_t)proc->pid);
+    if (state >= STATE_EXITED) {
+        if (proc->reason != REASON_SPAWN_FAILED) {
+            if (proc->exit_signal)
+                write_u32(&writer, F_EXIT_SIGNAL, (uint32_t)proc->exit_signal);
+            else
+                write_u32(&writer, F_EXIT_CODE, (uint32_t)proc->exit_code);
+        }
+        write_u32(&writer, F_REASON, proc->reason);
+        if (proc->message[0])
+            write_text(&writer, F_MESSAGE, proc->message);
+    }
+    write_u64(&writer, F_UTIME_US, proc->utime_us);
+    write_u64(&writer, F_STIME_US, proc->stime_us);
+    write_u64(&writer, F_MAXRSS_KIB, proc->maxrss_kib);
+    write_u64(&writer, F_WALL_US, (until - proc->started_ns) / 1000);
+    write_u64(&writer, F_STDOUT_TOTAL, proc->out[0].ring.end);
+    write_u64(&writer, F_STDERR_TOTAL, proc->out[1].ring.end);
+    write_u64(&writer, F_STDIN_OFFSET, input_taken(proc));
+    return (size_t)(writer.at - to);
+}
+
+void procs_resync(void)
+{
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));) {
+        proc->dirty = false;
+        proc->resync = proc->state != STATE_STARTING;
+        streams_resync(proc);
+    }
+}
+
+struct proc *procs_next_resync(void)
+{
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));)
+        if (proc->resync)
+            return proc;
+    return NULL;
+}
+
+struct proc *procs_next_dirty(void)
+{
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));)
+        if (proc->dirty)
+            return proc;
+    return NULL;
+}
+
+struct proc *procs_next_input_ack(void)
+{
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));)
+        if (proc->in.ack_due && proc->state != STATE_STARTING)
+            return proc;
+    return NULL;
+}
+
+struct output *procs_next_output(struct proc **found, int *fd)
+{
+    static unsigned turn; /* streams take turns: one that floods does not hold up the others */
+    unsigned streams = used * 2;
+    for (unsigned i = 0; i < streams; i++) {
+        unsigned at = (turn + i) % streams;
+        struct proc *proc = &table[at / 2];
+        struct output *output = &proc->out[at % 2];
+        if (proc->number != 0 && proc->state != STATE_STARTING && output_sendable(output) > 0) {
+            turn = at + 1;
+            *found = proc;
+            *fd = (int)(at % 2) + 1;
+            return output;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,102 @@
+/* The process table: every process that the host asked for, its streams and how it ended. */
+#ifndef HW_PROC_H
+#define HW_PROC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/resource.h>
+#include <sys/types.h>
+
+#include "loop.h"
+#include "proto.h"
+#include "ring.h"
+#include "tree.h"
+
+struct job;
+
+/* One output stream: what the process wrote from ring.base on, sent up to `sent`, may be sent up to `limit`. */
+struct output {
+    struct watch watch;
+    struct ring ring;
+    bool credit; /* the host acknowledged in this connection */
+    bool starved;
+    uint64_t sent, limit;
+};
+
+struct input {
+    struct watch watch; /* fd -1: closed, everything is thrown away and acknowledged */
+    struct ring ring;
+    uint64_t next;  /* the next octet that is expected */
+    uint32_t grant; /* octets past what was taken that are buffered */
+    bool eof;       /* no more will come */
+    bool ack_due;
+};
+
+struct proc {
+    uint32_t number; /* 0: the slot is free */
+    uint8_t state;   /* enum proc_state */
+    uint8_t reason;
+    bool pty;
+    bool killed_by_timeout, killed_by_us;
+    bool dirty;            /* a PROC frame is due */
+    bool resync;           /* the PROC frame of the list after HELLO_ACK is due */
+    uint8_t told;          /* the last state that was sent */
+    bool wait_pending;     /* the leader was reaped, but not yet told (it ended before its exec was seen) */
+    pid_t pid;
+    int exit_code, exit_signal;
+    uint64_t started_ns, ended_ns, deadline_ns;
+    uint64_t utime_us, stime_us, maxrss_kib;
+    struct tree tree;
+    struct job *job; /* while STATE_STARTING */
+    struct output out[2];
+    struct input in;
+    char key[MAX_KEY + 1];
+    char message[MAX_MESSAGE];
+};
+
+/* What a new process gets, already open. The table takes the descriptors over. */
+struct proc_ends {
+    int in, out, err; /* -1: none */
+    bool pty;
+};
+
+bool procs_open(void);
+
+struct proc *proc_by_number(uint32_t number);
+struct proc *proc_by_key(const char *key);
+/* A free slot with its number and key, in STATE_STARTING; NULL when MAX_PROCS are known. */
+struct proc *proc_new(uint32_t number, const char *key);
+/* Takes the ends of its streams; false when the kernel cannot watch them. */
+bool proc_connect(struct proc *proc, const struct proc_ends *ends);
+/* The exec succeeded. */
+void proc_running(struct proc *proc);
+/* The process could not be started; the record says why. */
+void proc_failed(struct proc *proc, const char *message);
+/* Kills its tree and forgets it. */
+void proc_forget(struct proc *proc);
+void procs_kill_all(int signal);
+/* Processes whose leader is not reaped yet. */
+unsigned procs_alive(void);
+
+int proc_signal(struct proc *proc, int signal, uint32_t scope);
+int proc_resize(struct proc *proc, uint32_t rows, uint32_t cols);
+void proc_input(struct proc *proc, uint64_t offset, const uint8_t *data, size_t count, bool eof);
+void proc_output_ack(struct proc *proc, const uint64_t *stdout_ack, const uint64_t *stderr_ack, const uint64_t *limit);
+
+/* A HELLO came: all credit is forgotten and every process is listed again. */
+void procs_resync(void);
+
+/* What is due to be sent; each returns NULL when nothing is. */
+struct proc *procs_next_resync(void);
+struct proc *procs_next_dirty(void);
+struct proc *procs_next_input_ack(void);
+struct output *procs_next_output(struct proc **proc, int *fd);
+
+/* Writes the payload of a PROC frame for a state at most `state`; returns its length. */
+size_t proc_describe(const struct proc *proc, uint8_t state, uint8_t *to, size_t room);
+
+void procs_reap(void);
+uint64_t procs_deadline(void);
+void procs_expire(void);
+
+#endif

@@ -1,0 +1,301 @@
+#include "setup.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "abi.h"
+#include "agent.h"
+#include "channel.h"
+#include "disk.h"
+#include "loop.h"
+#include "proto.h"
+
+enum { MAX_ENV_BYTES = 256 << 10, MAX_HOSTS_FILE = 64 << 10 };
+
+static const char *no_environment[] = {NULL};
+static const char **environment = no_environment; /* one allocation: pointers, then text */
+
+const char *const *setup_environment(void) { return environment; }
+
+/* ---- files of the sandbox ---- */
+
+/* Overwrites a file, in place and with no truncation where the size stays: that costs no journal transaction. */
+static int put_file(const char *path, const char *text, size_t length)
+{
+    struct stat st;
+    int fd = open_in_root(path, O_WRONLY | O_CREAT | O_NONBLOCK, 0644);
+    if (fd < 0)
+        return -fd;
+    int error = 0;
+    if (fstat(fd, &st) != 0)
+        error = errno;
+    else if (!S_ISREG(st.st_mode))
+        error = EINVAL;
+    else if (pwrite(fd, text, length, 0) != (ssize_t)length)
+        error = errno ? errno : ENOSPC;
+    else if ((size_t)st.st_size != length && ftruncate(fd, (off_t)length) != 0)
+        error = errno;
+    close(fd);
+    return error;
+}
+
+static size_t get_file(const char *path, char *to, size_t room)
+{
+    int fd = open_in_root(path, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0)
+        return 0;
+    ssize_t n = read(fd, to, room);
+    close(fd);
+    return n > 0 ? (size_t)n : 0;
+}
+
+/* Makes the sandbox's own name resolve (sudo asks for it): the line of 127.0.1.1 in /etc/hosts is ours, the rest is kept. */
+static int put_hosts(const char *hostname)
+{
+    static char old[MAX_HOSTS_FILE], new[MAX_HOSTS_FILE + 128];
+    size_t length = get_file("/etc/hosts", old, sizeof old), out = 0;
+    if (length == sizeof old)
+        return 0; /* somebody's own, and large */
+    if (length == 0)
+        out = (size_t)snprintf(new, sizeof new, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
+    for (size_t at = 0; at < length;) {
+        const char *end = memchr(old + at, '\n', length - at);
+        size_t line = end ? (size_t)(end - (old + at)) + 1 : length - at;
+        if (line < 9 || strncmp(old + at, "127.0.1.1", 9) != 0 || (line > 9 && !isspace((unsigned char)old[at + 9]))) {
+            memcpy(new + out, old + at, line);
+            out += line;
+            if (!end)
+                new[out++] = '\n';
+        }
+        at += line;
+    }
+    out += (size_t)snprintf(new + out, sizeof new - out, "127.0.1.1\t%s\n", hostname);
+    if (out == length && memcmp(new, old, out) == 0)
+        return 0;
+    return put_file("/etc/hosts", new, out);
+}
+
+static int put_hostname(const char *hostname)
+{
+    char line[MAX_HOSTNAME + 2];
+    if (sethostname(hostname, strlen(hostname)) != 0)
+        return errno;
+    int length = snprintf(line, sizeof line, "%s\n", hostname);
+    int error = put_file("/etc/hostname", line, (size_t)length);
+    return error ? error : put_hosts(hostname);
+}
+
+static int put_machine_id(const char *id)
+{
+    char line[34];
+    snprintf(line, sizeof line, "%s\n", id);
+    return put_file("/etc/machine-id", line, 33);
+}
+
+void setup_first(void)
+{
+    static const char digits[] = "0123456789abcdef";
+    uint8_t random[16];
+    char id[33];
+    if (agent.random_fd < 0 || read(agent.random_fd, random, sizeof random) != (ssize_t)sizeof random)
+        return;
+    for (int i = 0; i < 16; i++) {
+        id[2 * i] = digits[random[i] >> 4];
+        id[2 * i + 1] = digits[random[i] & 15];
+    }
+    id[32] = 0;
+    int error = put_machine_id(id);
+    if (error == 0)
+        error = put_hostname("sandbox");
+    if (error)
+        say("identity files: %s", strerror(error));
+}
+
+/* ---- the request ---- */
+
+static bool valid_hostname(const char *name)
+{
+    size_t length = strlen(name);
+    if (length == 0 || name[0] == '-' || name[0] == '.')
+        return false;
+    for (size_t i = 0; i < length; i++)
+        if (!isalnum((unsigned char)name[i]) && name[i] != '-' && name[i] != '.')
+            return false;
+    return true;
+}
+
+static bool valid_machine_id(const char *id)
+{
+    return strlen(id) == 32 && strspn(id, "0123456789abcdef") == 32;
+}
+
+static int add_entropy(const uint8_t *data, size_t length)
+{
+    struct {
+        int bits, size;
+        uint8_t data[MAX_ENTROPY];
+    } pool = {.bits = (int)length * 8, .size = (int)length};
+    if (agent.random_fd < 0)
+        return 0;
+    memcpy(pool.data, data, length);
+    if (ioctl(agent.random_fd, HW_RNDADDENTROPY, &pool) != 0 || ioctl(agent.random_fd, HW_RNDRESEEDCRNG) != 0)
+        return errno;
+    return 0;
+}
+
+static bool replaced(const uint8_t *payload, size_t length, const char *old)
+{
+    struct field_reader reader = fields_of(payload, length);
+    struct field field;
+    size_t name = strcspn(old, "=") + 1;
+    while (field_next(&reader, &field))
+        if (field.tag == F_ENV && field.length >= name && memcmp(field.value, old, name) == 0)
+            return true;
+    return false;
+}
+
+/* Merges the ENV fields into the environment, or puts them in its place; 0 or errno. */
+static int set_environment(const uint8_t *payload, size_t length, bool replace)
+{
+    struct field_reader reader = fields_of(payload, length);
+    struct field field;
+    size_t count = 0, octets = 0;
+    while (field_next(&reader, &field)) {
+        if (field.tag == F_ENV) {
+            count++;
+            octets += (size_t)field.length + 1;
+        }
+    }
+    for (const char **old = environment; !replace && *old; old++) {
+        if (!replaced(payload, length, *old)) {
+            count++;
+            octets += strlen(*old) + 1;
+        }
+    }
+    if (count > MAX_STRINGS || octets > MAX_ENV_BYTES)
+        return E2BIG;
+    const char **made = malloc((count + 1) * sizeof *made + octets);
+    if (!made)
+        return ENOMEM;
+    char *text = (char *)(made + count + 1);
+    size_t at = 0;
+    for (const char **old = environment; !replace && *old; old++) {
+        if (!replaced(payload, length, *old)) {
+            made[at++] = text;
+            text = stpcpy(text, *old) + 1;
+        }
+    }
+    reader = fields_of(payload, length);
+    while (field_next(&reader, &field)) {
+        if (field.tag == F_ENV) {
+            made[at++] = text;
+            memcpy(text, field.value, field.length);
+            text[field.length] = 0;
+            text += field.length + 1;
+        }
+    }
+    made[at] = NULL;
+    if (environment != no_environment)
+        free((void *)environment);
+    environment = made;
+    return 0;
+}
+
+void setup_request(uint32_t request, const uint8_t *payload, size_t length)
+{
+    struct field_reader reader = fields_of(payload, length);
+    struct field field, entropy = {0};
+    uint64_t time_ns = 0;
+    uint32_t flags = 0;
+    char hostname[MAX_HOSTNAME + 1] = "", machine_id[33] = "";
+    bool env = false, fine = true;
+    while (field_next(&reader, &field)) {
+        switch (field.tag) {
+        case F_TIME_NS: fine &= field_u64(&field, &time_ns) && time_ns > 0; break;
+        case F_FLAGS: fine &= field_u32(&field, &flags); break;
+        case F_ENTROPY: fine &= field.length <= MAX_ENTROPY; entropy = field; break;
+        case F_HOSTNAME: fine &= field_text(&field, hostname, sizeof hostname) && valid_hostname(hostname); break;
+        case F_MACHINE_ID: fine &= field_text(&field, machine_id, sizeof machine_id) && valid_machine_id(machine_id); break;
+        case F_ENV:
+            fine &= field.length > 0 && !memchr(field.value, 0, field.length) && memchr(field.value, '=', field.length);
+            env = true;
+            break;
+        default: break;
+        }
+        if (!fine) {
+            respond(request, EINVAL, "field %u of SETUP is malformed or out of bounds", field.tag);
+            return;
+        }
+    }
+    if (reader.bad) {
+        respond(request, EINVAL, "the fields of SETUP are malformed");
+        return;
+    }
+    if ((hostname[0] || machine_id[0]) && disk_frozen()) {
+        respond(request, EBUSY, "the disk is frozen: thaw it first");
+        return;
+    }
+    const char *what = "environment";
+    int error = 0;
+    if (env || flags & SETUP_REPLACE_ENV)
+        error = set_environment(payload, length, flags & SETUP_REPLACE_ENV);
+    if (!agent.host_mode) {
+        struct timespec t = {.tv_sec = (time_t)(time_ns / 1000000000u), .tv_nsec = (long)(time_ns % 1000000000u)};
+        if (!error && time_ns && (what = "clock", clock_settime(CLOCK_REALTIME, &t) != 0))
+            error = errno;
+        if (!error && entropy.length && (what = "entropy", 1))
+            error = add_entropy(entropy.value, entropy.length);
+        if (!error && hostname[0] && (what = "host name", 1))
+            error = put_hostname(hostname);
+        if (!error && machine_id[0] && (what = "machine-id", 1))
+            error = put_machine_id(machine_id);
+    }
+    respond(request, error, "setting the %s: %s", what, strerror(error));
+}
+
+/* ---- METRICS ---- */
+
+static uint64_t number_after(const char *text, const char *name)
+{
+    const char *found = strstr(text, name);
+    return found ? strtoull(found + strlen(name), NULL, 10) : 0;
+}
+
+static void read_text(const char *path, char *to, size_t room)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, to, room - 1);
+    to[n > 0 ? n : 0] = 0;
+    if (fd >= 0)
+        close(fd);
+}
+
+void metrics_request(uint32_t request)
+{
+    char text[2048];
+    struct statfs fs = {0};
+    unsigned long long user = 0, nice = 0, system = 0, idle, iowait, irq = 0, softirq = 0;
+    uint64_t tick_us = 1000000u / (uint64_t)sysconf(_SC_CLK_TCK);
+    struct field_writer writer = response_begin(request, 0);
+    read_text("/proc/meminfo", text, sizeof text);
+    write_u64(&writer, F_MEM_TOTAL_KIB, number_after(text, "MemTotal:"));
+    write_u64(&writer, F_MEM_AVAILABLE_KIB, number_after(text, "MemAvailable:"));
+    fstatfs(agent.upper_fd >= 0 ? agent.upper_fd : agent.root_fd, &fs);
+    write_u64(&writer, F_DISK_TOTAL, (uint64_t)fs.f_blocks * (uint64_t)fs.f_bsize);
+    write_u64(&writer, F_DISK_FREE, (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize);
+    write_u64(&writer, F_UPTIME_NS, boot_ns());
+    read_text("/proc/stat", text, sizeof text);
+    sscanf(text, "cpu %llu %llu %llu %llu %llu %llu %llu", &user, &nice, &system, &idle, &iowait, &irq, &softirq);
+    write_u64(&writer, F_UTIME_US, (user + nice) * tick_us);
+    write_u64(&writer, F_STIME_US, (system + irq + softirq) * tick_us);
+    response_end(request, &writer);
+}

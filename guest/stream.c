@@ -1,0 +1,288 @@
+#include "stream.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+#include <termios.h>
+#include <unistd.h>
+
+enum {
+    READ_AT_ONCE = 65536, /* of one stream before the others get their turn */
+    LARGE_INPUTS = INPUT_POOL_LARGE / INPUT_BYTES,
+    INPUT_CHUNKS = LARGE_INPUTS * (INPUT_BYTES / CHUNK + 1) + MAX_PROCS * (INPUT_BYTES_SMALL / CHUNK + 1),
+};
+
+static struct pool output_pool, input_pool;
+static unsigned large_inputs; /* processes whose grant is INPUT_BYTES */
+static unsigned starved;      /* outputs that wait for the pool */
+
+bool streams_open(void)
+{
+    return pool_open(&output_pool, OUTPUT_POOL_BYTES / CHUNK, 2 * MAX_PROCS) && pool_open(&input_pool, INPUT_CHUNKS, 0);
+}
+
+static void output_ready(struct watch *watch, uint32_t events);
+static void input_ready(struct watch *watch, uint32_t events);
+
+void streams_prepare(struct proc *proc)
+{
+    for (int i = 0; i < 2; i++) {
+        proc->out[i].watch = (struct watch){.fd = -1, .ready = output_ready, .owner = proc};
+        ring_open(&proc->out[i].ring, &output_pool, OUTPUT_BYTES);
+    }
+    proc->in.watch = (struct watch){.fd = -1, .ready = input_ready, .owner = proc};
+}
+
+static bool adopt(struct watch *watch, int fd)
+{
+    watch->fd = fd;
+    return fd < 0 || fcntl(fd, F_SETFL, O_NONBLOCK | (fcntl(fd, F_GETFL) & O_ACCMODE)) == 0;
+}
+
+bool streams_connect(struct proc *proc, const struct proc_ends *ends)
+{
+    bool fine = adopt(&proc->in.watch, ends->in);
+    fine &= adopt(&proc->out[0].watch, ends->out);
+    fine &= adopt(&proc->out[1].watch, ends->err);
+    proc->pty = ends->pty;
+    if (ends->in >= 0) {
+        bool large = large_inputs < LARGE_INPUTS;
+        proc->in.grant = large ? INPUT_BYTES : INPUT_BYTES_SMALL;
+        large_inputs += large;
+        ring_open(&proc->in.ring, &input_pool, proc->in.grant);
+        proc->in.ack_due = true; /* tells the host what it may send */
+    }
+    for (int i = 0; i < 2; i++)
+        fine &= watch_set(&proc->out[i].watch, EPOLLIN);
+    return fine;
+}
+
+bool streams_at_end(const struct proc *proc)
+{
+    return proc->out[0].watch.fd < 0 && proc->out[1].watch.fd < 0;
+}
+
+void streams_close(struct proc *proc)
+{
+    watch_close(&proc->out[0].watch);
+    watch_close(&proc->out[1].watch);
+    input_close(proc);
+}
+
+static void resume_starved(void);
+
+void streams_drop(struct proc *proc)
+{
+    for (int i = 0; i < 2; i++) {
+        ring_drop(&proc->out[i].ring);
+        starved -= proc->out[i].starved;
+        proc->out[i].starved = false;
+    }
+    resume_starved();
+}
+
+void streams_resync(struct proc *proc)
+{
+    for (int i = 0; i < 2; i++)
+        proc->out[i].credit = false;
+    proc->in.ack_due = proc->in.grant > 0;
+}
+
+/* ---- output ---- */
+
+uint64_t output_sendable(const struct output *output)
+{
+    uint64_t until = output->limit < output->ring.end ? output->limit : output->ring.end;
+    return output->credit && until > output->sent ? until - output->sent : 0;
+}
+
+static void set_starved(struct output *output, bool is)
+{
+    starved = starved - output->starved + is;
+    output->starved = is;
+}
+
+static void output_ready(struct watch *watch, uint32_t events)
+{
+    struct proc *proc = watch->owner;
+    struct output *output = watch == &proc->out[0].watch ? &proc->out[0] : &proc->out[1];
+    struct iovec vectors[RING_VECTORS];
+    bool dry;
+    (void)events;
+    int n = ring_room(&output->ring, READ_AT_ONCE, vectors, &dry);
+    if (n == 0) { /* full: this pipe alone waits until the host acknowledged */
+        set_starved(output, dry);
+        watch_set(watch, 0);
+        return;
+    }
+    ssize_t got = readv(watch->fd, vectors, n);
+    ring_produced(&output->ring, got > 0 ? (size_t)got : 0);
+    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR)))
+        return;
+    watch_close(watch); /* end of file; EIO is that of a terminal */
+    proc_stream_ended(proc);
+}
+
+static void resume(struct output *output)
+{
+    if (output->watch.fd >= 0 && output->watch.events == 0 && ring_used(&output->ring) < output->ring.bound) {
+        set_starved(output, false);
+        watch_set(&output->watch, EPOLLIN);
+    }
+}
+
+static void resume_starved(void)
+{
+    struct proc *proc;
+    if (starved == 0 || output_pool.available <= output_pool.reserve)
+        return;
+    for (unsigned i = 0; (proc = proc_each(&i));)
+        for (int k = 0; k < 2; k++)
+            if (proc->out[k].starved)
+                resume(&proc->out[k]);
+}
+
+static void acknowledge(struct output *output, uint64_t ack, const uint64_t *limit)
+{
+    struct ring *ring = &output->ring;
+    if (ack > ring->end)
+        ack = ring->end; /* stored what was never written: nothing can be made of it */
+    ring_free_to(ring, ack);
+    if (!output->credit || output->sent < ring->base) {
+        output->sent = ring->base;
+        output->credit = true;
+    }
+    if (limit)
+        output->limit = *limit > UINT64_MAX - ring->base ? UINT64_MAX : ring->base + *limit;
+    resume(output);
+}
+
+void proc_output_ack(struct proc *proc, const uint64_t *stdout_ack, const uint64_t *stderr_ack, const uint64_t *limit)
+{
+    const uint64_t *acks[2] = {stdout_ack, stderr_ack};
+    for (int i = 0; i < 2; i++) {
+        struct output *output = &proc->out[i];
+        if (!output->credit)
+            output->limit = 0;
+        if (acks[i])
+            acknowledge(output, *acks[i], limit);
+    }
+    resume_starved();
+}
+
+/* ---- input ---- */
+
+uint64_t input_taken(const struct proc *proc)
+{
+    return proc->in.watch.fd < 0 ? proc->in.next : proc->in.ring.base;
+}
+
+void input_close(struct proc *proc)
+{
+    struct input *input = &proc->in;
+    if (input->watch.fd < 0)
+        return;
+    watch_close(&input->watch);
+    ring_drop(&input->ring);
+    large_inputs -= input->grant == INPUT_BYTES;
+    input->ack_due = true;
+}
+
+static void end_of_input(struct proc *proc)
+{
+    if (proc->pty) { /* what a person types to end the input; the line discipline understands it */
+        struct termios mode;
+        char end = 4;
+        if (tcgetattr(proc->in.watch.fd, &mode) == 0) {
+            if (!(mode.c_lflag & ICANON)) {
+                input_close(proc);
+                return;
+            }
+            end = (char)mode.c_cc[VEOF];
+        }
+        if (write(proc->in.watch.fd, &end, 1) < 0 && errno == EAGAIN) {
+            watch_set(&proc->in.watch, EPOLLOUT);
+            return;
+        }
+    }
+    input_close(proc);
+}
+
+/* Gives the process what its pipe takes now. */
+static void push(struct proc *proc)
+{
+    struct input *input = &proc->in;
+    while (input->watch.fd >= 0 && ring_used(&input->ring) > 0) {
+        size_t count;
+        const uint8_t *data = ring_at(&input->ring, input->ring.base, &count);
+        ssize_t n = write(input->watch.fd, data, count);
+        if (n > 0) {
+            ring_free_to(&input->ring, input->ring.base + (uint64_t)n);
+            input->ack_due = true;
+        } else if (n < 0 && errno == EINTR) {
+            continue;
+        } else if (n < 0 && errno == EAGAIN) {
+            watch_set(&input->watch, EPOLLOUT);
+            return;
+        } else {
+            input_close(proc); /* nobody reads it any more */
+            return;
+        }
+    }
+    if (input->watch.fd < 0)
+        return;
+    watch_set(&input->watch, 0);
+    if (input->eof)
+        end_of_input(proc);
+}
+
+static void input_ready(struct watch *watch, uint32_t events)
+{
+    (void)events;
+    push(watch->owner);
+}
+
+void proc_input(struct proc *proc, uint64_t offset, const uint8_t *data, size_t count, bool eof)
+{
+    struct input *input = &proc->in;
+    if (offset > input->next || offset + count < offset) { /* a hole: the host starts again from what is acknowledged */
+        input->ack_due = true;
+        return;
+    }
+    uint64_t known = input->next - offset;
+    if (known > count)
+        return; /* an old one, and its EOF came when it was new */
+    data += known;
+    count -= (size_t)known;
+    if (input->watch.fd < 0 || input->eof) {
+        input->next += count;
+        input->ack_due = true;
+        return;
+    }
+    uint64_t room = input->grant - ring_used(&input->ring);
+    if (count > room) { /* beyond the credit: what fits is taken, the acknowledgement says so */
+        count = (size_t)room;
+        eof = false;
+    }
+    if (!ring_put(&input->ring, data, count))
+        return;
+    input->next += count;
+    input->eof = eof;
+    if (known > 0)
+        input->ack_due = true;
+    if (proc->state != STATE_STARTING || count > 0 || eof)
+        push(proc);
+}
+
+int proc_resize(struct proc *proc, uint32_t rows, uint32_t cols)
+{
+    struct winsize size = {.ws_row = (unsigned short)rows, .ws_col = (unsigned short)cols};
+    if (!proc->pty)
+        return -ENOTTY;
+    if (rows == 0 || cols == 0 || rows > 65535 || cols > 65535)
+        return -EINVAL;
+    if (proc->out[0].watch.fd < 0)
+        return -ESRCH;
+    return ioctl(proc->out[0].watch.fd, TIOCSWINSZ, &size) == 0 ? 0 : -errno;
+}
