@@ -30,6 +30,8 @@ class Database:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="db-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="db-read")
         self._closed = False
+        self.on_commit: set[Callable[[], None]] = set()
+        """Called in the event loop after every transaction that wrote: how readers of the outbox hear that it may have grown."""
 
     @classmethod
     async def open(cls, path: str) -> "Database":

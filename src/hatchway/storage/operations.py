@@ -70,11 +70,10 @@ def unfinished(connection: Connection) -> list[OperationRow]:
     return [rows.operation(row) for row in connection.execute(query).mappings()]
 
 
-def note_progress(
-    connection: Connection, operation_id: str, phase: str, progress: float | None, started_at: float
-) -> None:
-    """Writes how far an operation is; one that has ended stays as it is."""
-    connection.execute(
-        _PROGRESS,
-        {"operation": operation_id, "new_phase": phase, "new_progress": progress, "new_started_at": started_at},
-    )
+def note_all_progress(connection: Connection, notes: list[tuple[str, str, float | None, float]]) -> None:
+    """Writes how far operations are: (id, phase, progress from 0 to 1, start); those that have ended stay as they are."""
+    for operation_id, phase, progress, started_at in notes:
+        connection.execute(
+            _PROGRESS,
+            {"operation": operation_id, "new_phase": phase, "new_progress": progress, "new_started_at": started_at},
+        )

@@ -275,12 +275,12 @@ def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
     return finished
 
 
-def observe(connection: Connection, seen: Observed, *, afresh: bool = False) -> SandboxRow | None:
+def observe(connection: Connection, seen: Observed, *, version: int | None = None) -> SandboxRow | None:
     """Takes over what a node saw happen unasked, in guest or VMM. Returns the sandbox if that changed it.
 
     Ignored are sandboxes with an operation in flight (its end tells the state), what is older than what is known already, and
-    what another generation says. With `afresh`, for the list of a node that was just connected, no age is compared: a node
-    whose clock was set back counts from lower numbers. `afresh` is for the list that a node gives when it is connected: it holds whatever its sequence is.
+    what another generation says. `version` is for what a node lists when it is asked: then only the row that was read before
+    asking is changed, and the age is not compared (a node whose clock was set back counts from lower numbers).
     """
     row = sandboxes.find(connection, seen.sandbox_id)
     if (
@@ -288,7 +288,7 @@ def observe(connection: Connection, seen: Observed, *, afresh: bool = False) -> 
         or row.operation_id is not None
         or row.state is State.DELETED
         or seen.generation != row.generation
-        or (seen.sequence < row.observed_sequence and not afresh)
+        or (row.version != version if version is not None else seen.sequence < row.observed_sequence)
     ):
         return None
     state = State(seen.state)

@@ -1,0 +1,156 @@
+"""The ASGI application: routing, keys, bodies, errors. What a request means is in the handlers' modules."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hatchway.control import (
+    events,
+    health,
+    idempotency,
+    keys,
+    openapi,
+    operations,
+    problems,
+    requests,
+    sandboxes,
+    sessions,
+    templates,
+)
+from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
+from hatchway.control.plane import Plane
+from hatchway.domain.errors import HatchwayError, Internal, NotFound, Unavailable
+from hatchway.storage.rows import KeyRow
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *sandboxes.ENDPOINTS,
+    *sessions.ENDPOINTS,
+    *operations.ENDPOINTS,
+    *events.ENDPOINTS,
+    *templates.ENDPOINTS,
+    *keys.ENDPOINTS,
+    *health.ENDPOINTS,
+)
+
+log = logging.getLogger(__name__)
+
+_NOBODY = KeyRow(
+    id="",
+    project="",
+    name="",
+    prefix="",
+    scopes=(),
+    created_at=0.0,
+    expires_at=None,
+    last_used_at=None,
+    revoked_at=None,
+    development=False,
+)
+
+
+def make_app(plane: Plane) -> ASGIApp:
+    """The API of a control plane that is open."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in ENDPOINTS:
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    # A reference of a template may have slashes.
+    routes = [
+        Route(path.replace("{reference}", "{reference:path}"), _Path(plane, methods))
+        for path, methods in by_path.items()
+    ]
+    routes.append(Route("/openapi.json", _Document()))
+    return Router(routes, redirect_slashes=False, default=_no_route)
+
+
+class _Path:
+    """All methods of one path."""
+
+    def __init__(self, plane: Plane, methods: Mapping[str, Endpoint]) -> None:
+        self._plane = plane
+        self._methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            response = await self._respond(request)
+        except HatchwayError as error:
+            response = _refuse(error)
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with one request must not end the others
+            response = _refuse(_unexpected(request, error))
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        endpoint = self._methods.get(request.method)
+        if endpoint is None:
+            allowed = ", ".join(sorted(self._methods))
+            raise problems.MethodNotAllowed(
+                "method_not_allowed",
+                f"{request.method} is not possible here.",
+                f"Possible are: {allowed}.",
+                allow=sorted(self._methods),
+            )
+        key = _NOBODY
+        if endpoint.scope is not None:
+            key = await self._plane.auth.key_of(request, endpoint.scope)
+        if self._plane.ending.is_set():
+            raise Unavailable("ending", "The service is being stopped.", "Try again in a moment.")
+        raw = await requests.read_body(request) if endpoint.body is not None else b""
+        call: Call[Any] = Call(
+            plane=self._plane,
+            request=request,
+            key=key,
+            path=request.path_params,
+            body=requests.decode(raw, endpoint.body or NoBody),
+            query=requests.query(request, endpoint.query, prefixes=endpoint.query_prefixes),
+            idempotency=idempotency.key_of(request, raw) if endpoint.idempotent else None,
+        )
+        return await endpoint.handler(call)
+
+
+class _Document:
+    """/openapi.json, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._made: bytes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "GET":
+            response = _refuse(
+                problems.MethodNotAllowed("method_not_allowed", "Only GET is possible here.", "Use GET.", allow=["GET"])
+            )
+        else:
+            if self._made is None:
+                self._made = msgspec.json.encode(openapi.document(ENDPOINTS))
+            response = Response(self._made, media_type="application/json")
+        await response(scope, receive, send)
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "http":
+        return
+    error = NotFound("unknown_path", f"There is nothing at {scope['path'][:200]}.", "/openapi.json lists the paths.")
+    await _refuse(error)(scope, receive, send)
+
+
+def _refuse(error: HatchwayError) -> Response:
+    headers: dict[str, str] = {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status == 405:
+        headers["allow"] = ", ".join(error.extra.get("allow", []))  # type: ignore[arg-type]  # it is our own list
+    if error.status == 413:
+        headers["connection"] = "close"
+    if error.status in (429, 503):
+        headers["retry-after"] = "1"
+    return problem(problems.render(error), error.status, headers)
+
+
+def _unexpected(request: Request, error: Exception) -> HatchwayError:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return Internal("internal", "Something went wrong here.", "The log of the control process says what.")

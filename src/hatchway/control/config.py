@@ -1,0 +1,73 @@
+"""What a control process is told when it starts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnixNode:
+    """A node on this host: the path of its socket, and the user that listens on it (None: our own user, or root)."""
+
+    path: Path
+    uid: int | None = None
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsNode:
+    """A node on another host, over mutual TLS: both ends show a certificate of `ca`, and the node's names `server_name`."""
+
+    host: str
+    port: int
+    server_name: str
+    certificate: Path
+    key: Path
+    ca: Path
+
+    def __str__(self) -> str:
+        return f"tls://{self.server_name}@{self.host}:{self.port}"
+
+
+NodeAddress = UnixNode | TlsNode
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlConfig:
+    """Configuration of the control role; the defaults are those of one machine."""
+
+    folder: Path
+    """The control plane's own folder: `hatchway.db` and `dev.key` lie there."""
+    node_socket: Path | None = None
+    """Socket of the node on this host."""
+    more_nodes: tuple[NodeAddress, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 7070
+    """Where to listen when no socket is handed over."""
+    token_ttl_s: float = 3600.0
+    """Life of a session token; a client renews it by POST /v1/sessions/{id}/token."""
+    max_concurrent_operations: int = 32
+    """Verbs that nodes execute at once; further operations wait as `pending`."""
+    max_event_streams: int = 64
+    operation_bound_s: float = 900.0
+    """An operation other than a delete that has not ended by then, node away or not, fails."""
+    reconcile_every_s: float = 30.0
+    deleted_kept_s: float = 3600.0
+    """How long a deleted sandbox can still be seen."""
+
+    @property
+    def database(self) -> Path:
+        """The database file."""
+        return self.folder / "hatchway.db"
+
+    @property
+    def development_key(self) -> Path:
+        """Where the key that is made for development lies (0600)."""
+        return self.folder / "dev.key"
+
+    @property
+    def nodes(self) -> tuple[NodeAddress, ...]:
+        """Every node to connect to, the local one first."""
+        local = () if self.node_socket is None else (UnixNode(path=self.node_socket),)
+        return (*local, *self.more_nodes)

@@ -1,0 +1,311 @@
+"""Executes operations: each is a task that calls the node, and writes how it ended.
+
+The row of an operation is written when it is accepted and when it ends; in between, how far it is lives in memory (`live`) and is
+written now and then. A control process that dies loses nothing by that: an operation that has not ended is executed again, and
+every verb of a node is idempotent.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
+from hatchway.domain.errors import HatchwayError, Internal, NotFound, Unavailable
+from hatchway.domain.lifecycle import VERBS, State, Verb
+from hatchway.domain.shapes import Shape
+from hatchway.storage import operations, transitions
+from hatchway.storage.database import Database
+from hatchway.storage.rows import OperationRow, SandboxRow
+from hatchway.storage.transitions import Finished
+from hatchway.wire.node import Observed, Progress, SandboxRef, SandboxSpec, StopRequest
+
+VERB_WITHIN_S = 120.0
+CREATE_WITHIN_S = 600.0
+"""The first creation of a shape bakes it: a cold boot and more, on a host that may be busy."""
+LOOK_WITHIN_S = 10.0
+FLUSH_EVERY_S = 0.25
+RETRY_S = (0.02, 0.1, 0.5, 2.0, 5.0)
+DELETE_RETRY_S = (0.2, 1.0, 5.0, 30.0)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Live:
+    """An operation in execution."""
+
+    operation: OperationRow
+    phase: str = "accepted"
+    progress: float | None = None
+    started_at: float | None = None
+    dirty: bool = False
+    done: asyncio.Future[Finished | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Engine:
+    """Takes accepted operations. One sandbox has at most one task; `concurrency` tasks call nodes at once."""
+
+    def __init__(self, database: Database, nodes: Nodes, *, concurrency: int, bound_s: float) -> None:
+        self._database = database
+        self._nodes = nodes
+        self._bound_s = bound_s
+        self._slots = asyncio.Semaphore(concurrency)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._flusher: asyncio.Task[None] | None = None
+        self._closed = False
+        self.live: dict[str, Live] = {}
+        self.on_released: Callable[[str], None] = lambda sandbox_id: None
+        """Called with a sandbox's id when its operation ended."""
+
+    def submit(self, operation: OperationRow, sandbox: SandboxRow, preempted: str | None = None) -> None:
+        """Starts to execute an accepted operation; known ones are left alone. A pre-empted one is given up first."""
+        if operation.id in self.live or self._closed:
+            return
+        previous = self._tasks.get(sandbox.id)
+        if preempted is not None and previous is not None:
+            previous.cancel()
+        live = Live(operation)
+        self.live[operation.id] = live
+        task = asyncio.get_running_loop().create_task(
+            self._execute(live, sandbox, previous), name=f"{operation.kind} {sandbox.id}"
+        )
+        self._tasks[sandbox.id] = task
+        task.add_done_callback(lambda done: self._forget(sandbox.id, live, done))
+
+    def busy(self, sandbox_id: str) -> bool:
+        """Whether an operation of the sandbox is in execution: what is seen of it meanwhile says nothing of how it ends."""
+        return sandbox_id in self._tasks
+
+    async def wait(self, operation_id: str, within: float) -> Finished | None:
+        """Waits up to `within` seconds; None when the operation has not ended by then, or was pre-empted."""
+        live = self.live.get(operation_id)
+        if live is None:
+            return None
+        try:
+            async with asyncio.timeout(within):
+                return await asyncio.shield(live.done)
+        except TimeoutError:
+            return None
+
+    async def cancel(self, project: str, operation_id: str) -> Finished:
+        """Ends an operation that has not begun. Raises `NotFound`, `Conflict("not_cancellable")`."""
+        live = self.live.get(operation_id)
+        if live is not None and live.started_at is not None:
+            await self._write_progress([live])
+        finished = await self._database.write(transitions.cancel, project, operation_id)
+        if live is not None:
+            task = self._tasks.get(live.operation.target)
+            if task is not None:
+                task.cancel()
+            _resolve(live, finished)
+        return finished
+
+    def progress(self, event: Progress) -> None:
+        """Takes over how far a node is."""
+        for live in self.live.values():
+            if live.operation.target == event.sandbox_id and live.started_at is not None:
+                live.phase, live.progress, live.dirty = event.phase[:64], event.fraction, True
+
+    def start(self) -> None:
+        """Begins to write progress."""
+        self._flusher = asyncio.get_running_loop().create_task(self._flush_forever(), name="operation progress")
+
+    async def close(self) -> None:
+        """Gives up what is in hand; it is executed again by the next process."""
+        self._closed = True
+        tasks = [*self._tasks.values(), *([self._flusher] if self._flusher else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, sandbox_id: str, live: Live, task: asyncio.Task[None]) -> None:
+        self.live.pop(live.operation.id, None)
+        _resolve(live, None)
+        if self._tasks.get(sandbox_id) is task:
+            del self._tasks[sandbox_id]
+            self.on_released(sandbox_id)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The row stays unfinished, so that the next reconciliation takes it up again.
+            log.error("operation %s was not executed", live.operation.id, exc_info=error)
+
+    async def _execute(self, live: Live, sandbox: SandboxRow, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None:
+            await asyncio.wait([previous])
+        async with self._slots:
+            live.started_at = time.time()
+            live.phase, live.dirty = "running", True
+            finished = await self._drive(live, sandbox)
+        _resolve(live, finished)
+
+    async def _drive(self, live: Live, sandbox: SandboxRow) -> Finished | None:
+        """Repeats the verb until the node has said how it ended."""
+        operation = live.operation
+        attempt = 0
+        while True:
+            try:
+                return await self._attempt(live, sandbox)
+            except _Again as again:
+                if operation.kind is Verb.DELETE and again.error.code not in LOST_CODES:
+                    log.warning("delete of %s: %s", sandbox.id, again.error)
+                    live.phase, live.dirty = f"retrying after {again.error.code}"[:64], True
+                    pauses = DELETE_RETRY_S
+                else:
+                    pauses = RETRY_S
+                await asyncio.sleep(pauses[min(attempt, len(pauses) - 1)])
+            attempt += 1
+
+    async def _attempt(self, live: Live, sandbox: SandboxRow) -> Finished | None:
+        """One call of the node and what follows from it; raises `_Again` where nothing is decided by it."""
+        operation = live.operation
+        try:
+            link = await self._connected(live, sandbox)
+        except Unavailable as error:
+            if error.code in LOST_CODES:
+                raise _Again(error) from error
+            return await self._database.write(transitions.fail, operation, error.as_dict(), None, live.started_at)
+        failure: HatchwayError
+        try:
+            seen = await self._verb(link, operation.kind, sandbox)
+        except HatchwayError as error:
+            if isinstance(error, Unavailable) and error.code in LOST_CODES:
+                raise _Again(error) from error
+            failure = error
+        except TimeoutError:
+            cause = f"The node did not finish the {operation.kind} in time."
+            failure = Unavailable("node_timeout", cause, "Try again when it is less busy.")
+        else:
+            if State(seen.state) is VERBS[operation.kind].target:
+                started_at = live.started_at or time.time()
+                return await self._database.write(transitions.succeed, operation, seen, started_at)
+            cause = f"After the {operation.kind} the sandbox is {seen.state}. {seen.reason}".strip()
+            failure = Internal("unexpected_state", cause, "Try again.")
+        if operation.kind is Verb.DELETE:
+            # A delete cannot fail for good: whatever is in its way, it goes on until nothing is left.
+            raise _Again(failure)
+        return await self._failed(link, live, sandbox, failure)
+
+    async def _connected(self, live: Live, sandbox: SandboxRow) -> NodeLink:
+        """The sandbox's node; waits for it until the operation's bound, a delete for as long as it takes."""
+        if not self._nodes.is_connected(sandbox.node_id):
+            live.phase, live.dirty = "waiting for the node", True
+        left = live.operation.created_at + self._bound_s - time.time()
+        if live.operation.kind is Verb.DELETE:
+            return await self._nodes.wait(sandbox.node_id, within=self._bound_s)
+        try:
+            link = await self._nodes.wait(sandbox.node_id, within=max(left, 0.0))
+        except Unavailable:
+            left = 0.0
+        if left <= 0.0:
+            raise Unavailable(
+                "operation_bound",
+                f"The operation did not end within {self._bound_s:g} seconds: the node {sandbox.node_id} was not there.",
+                "Ask for it again when the node is back.",
+            )
+        live.phase = "running"
+        return link
+
+    async def _verb(self, link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
+        ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
+        if verb is Verb.CREATE or (verb in (Verb.START, Verb.WAKE) and sandbox.boot_id is None):
+            # A sandbox that never ran has no disk to boot from: its start is its creation.
+            return await link.call("sandbox.create", spec_of(sandbox), Observed, within=CREATE_WITHIN_S)
+        if verb is Verb.STOP:
+            request = StopRequest(sandbox_id=sandbox.id, generation=sandbox.generation)
+            return await link.call("sandbox.stop", request, Observed, within=VERB_WITHIN_S)
+        if verb is Verb.WAKE:
+            verb = Verb.RESUME if sandbox.state is State.PAUSED else Verb.START
+        try:
+            return await link.call(f"sandbox.{verb}", ref, Observed, within=VERB_WITHIN_S)
+        except NotFound:
+            if verb is not Verb.DELETE:
+                raise
+            # The node never made it, or has forgotten it after an earlier attempt: nothing is left to delete.
+            return Observed(
+                sandbox_id=sandbox.id,
+                project=sandbox.project,
+                generation=sandbox.generation,
+                state=State.DELETED,
+                isolation=sandbox.isolation or "emulated",
+                sequence=sandbox.observed_sequence,
+            )
+
+    async def _failed(self, link: NodeLink, live: Live, sandbox: SandboxRow, error: HatchwayError) -> Finished | None:
+        """Looks what became of the sandbox, then writes the failure with it."""
+        seen: Observed | None = None
+        try:
+            ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
+            seen = await link.call("sandbox.get", ref, Observed, within=LOOK_WITHIN_S)
+        except NotFound:
+            seen = lost(sandbox)
+        except (HatchwayError, TimeoutError) as second:
+            log.warning("state of %s after a failed %s: %s", sandbox.id, live.operation.kind, second)
+        details: dict[str, Any] = msgspec.to_builtins(error.as_dict(), str_keys=True)
+        return await self._database.write(transitions.fail, live.operation, details, seen, live.started_at)
+
+    async def _flush_forever(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_S)
+            dirty = [live for live in self.live.values() if live.dirty]
+            if dirty:
+                try:
+                    await self._write_progress(dirty)
+                except HatchwayError as error:
+                    log.warning("progress not written: %s", error)
+
+    async def _write_progress(self, changed: list[Live]) -> None:
+        notes = [(live.operation.id, live.phase, live.progress, live.started_at or time.time()) for live in changed]
+        for live in changed:
+            live.dirty = False
+        await self._database.write(operations.note_all_progress, notes)
+
+
+class _Again(Exception):
+    """The verb has to be sent again: the node was lost, or a delete did not succeed yet."""
+
+    def __init__(self, error: HatchwayError) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _resolve(live: Live, finished: Finished | None) -> None:
+    if not live.done.done():
+        live.done.set_result(finished)
+
+
+def lost(sandbox: SandboxRow) -> Observed:
+    """What is to be said of a sandbox that its node knows nothing of."""
+    return Observed(
+        sandbox_id=sandbox.id,
+        project=sandbox.project,
+        generation=sandbox.generation,
+        state=State.FAILED,
+        reason="The node has no trace of the sandbox; its disk is gone.",
+        isolation=sandbox.isolation or "emulated",
+        boot_id=sandbox.boot_id,
+        sequence=sandbox.observed_sequence,
+    )
+
+
+def spec_of(sandbox: SandboxRow) -> SandboxSpec:
+    """What a node is told to make a sandbox."""
+    return SandboxSpec(
+        sandbox_id=sandbox.id,
+        project=sandbox.project,
+        generation=sandbox.generation,
+        template_digest=sandbox.template_digest,
+        shape=Shape(vcpus=sandbox.vcpus, memory_mib=sandbox.memory_mib, disk_mib=sandbox.disk_mib),
+        hostname=hostname_of(sandbox),
+        env=sandbox.env,
+        require_isolation=sandbox.require_isolation,
+    )
+
+
+def hostname_of(sandbox: SandboxRow) -> str:
+    """The guest's host name: the sandbox's name where that makes a DNS label, else its id."""
+    label = (sandbox.name or "").lower().replace("_", "-").replace(".", "-").strip("-")[:63].strip("-")
+    return label or sandbox.id

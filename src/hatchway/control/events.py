@@ -1,0 +1,143 @@
+"""/v1/events: the outbox as server-sent events, resumable by `Last-Event-ID`.
+
+Every stream reads from the database at its own pace, so that a slow client costs nothing but its own connection.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from sqlalchemy import Connection
+from starlette.responses import Response, StreamingResponse
+
+from hatchway.control import views
+from hatchway.control.endpoints import Call, Endpoint, NoBody
+from hatchway.control.plane import Plane
+from hatchway.domain.errors import Exhausted, InvalidRequest
+from hatchway.storage import outbox, retention, settings
+from hatchway.storage.rows import EventRow
+
+PING_EVERY_S = 15.0
+BATCH = 200
+
+
+class StreamEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where to begin, and what to leave out. Without `after` and `Last-Event-ID` the stream begins with what comes next."""
+
+    after: Annotated[int, Meta(ge=0)] | None = None
+    subject: Annotated[str, Meta(description="Only events about this id (a sandbox, a session, a key).")] | None = None
+
+
+async def stream(call: Call[NoBody]) -> Response:
+    """Streams events until the client leaves."""
+    plane = call.plane
+    if plane.event_streams >= plane.config.max_event_streams:
+        raise Exhausted(
+            "too_many_streams",
+            f"{plane.event_streams} event streams are open.",
+            "Close one, then try again.",
+            limit=plane.config.max_event_streams,
+        )
+    begin = _position(call)
+    projects = (call.project, outbox.INSTALLATION) if "admin" in call.key.scopes else (call.project,)
+    last, purged = await plane.database.read(_bounds)
+    if begin is None or begin > last:
+        begin, purged = last, 0
+    return StreamingResponse(
+        _events(plane, begin, purged, projects, call.query.subject),
+        media_type="text/event-stream",
+        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+    )
+
+
+def _position(call: Call[NoBody]) -> int | None:
+    header = call.request.headers.get("last-event-id")
+    if header is None:
+        query: StreamEvents = call.query
+        return query.after
+    if not header.isascii() or not header.isdigit() or len(header) > 18:
+        raise InvalidRequest(
+            "invalid_field",
+            "Last-Event-ID is no id of an event.",
+            "Send the `id` of the last event.",
+            field="Last-Event-ID",
+        )
+    return int(header)
+
+
+async def _events(
+    plane: Plane, position: int, purged: int, projects: tuple[str, ...], subject: str | None
+) -> AsyncIterator[bytes]:
+    bell = asyncio.Event()
+    plane.database.on_commit.add(bell.set)
+    plane.event_streams += 1
+    ending = asyncio.get_running_loop().create_task(plane.ending.wait())
+    try:
+        yield b"retry: 500\n\n" + _ping(position)
+        if position < purged:
+            yield _sse("gap", str(purged), {"from": position, "to": purged})
+            position = purged
+        while not plane.ending.is_set():
+            bell.clear()
+            rows = await plane.database.read(outbox.after, position, projects, BATCH)
+            if rows:
+                position = rows[-1].sequence
+                shown = [_show(row) for row in rows if subject in (None, row.subject)]
+                if shown:
+                    yield b"".join(shown)
+                continue
+            ringing = asyncio.get_running_loop().create_task(bell.wait())
+            done, _ = await asyncio.wait({ringing, ending}, timeout=PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            ringing.cancel()
+            if not done:
+                yield _ping(position)
+    finally:
+        ending.cancel()
+        plane.event_streams -= 1
+        plane.database.on_commit.discard(bell.set)
+
+
+def _bounds(connection: Connection) -> tuple[int, int]:
+    """The last sequence, and the last one that was purged."""
+    purged = int(settings.get(connection, retention.PURGED_TO) or 0)
+    return max(outbox.bounds(connection)[1], purged), purged
+
+
+def _show(row: EventRow) -> bytes:
+    view = views.EventView(
+        sequence=row.sequence,
+        kind=row.kind,
+        subject=row.subject,
+        project=row.project,
+        data=row.data,
+        created_at=row.created_at,
+    )
+    return _sse(row.kind, str(row.sequence), view)
+
+
+def _ping(position: int) -> bytes:
+    """Also tells the position, so that a client that has seen no event yet can go on from here."""
+    return _sse("ping", str(position), {})
+
+
+def _sse(name: str, event_id: str, data: object) -> bytes:
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), name.encode(), msgspec.json.encode(data))
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/v1/events",
+        stream,
+        "Follow what happens, as server-sent events",
+        {200: views.EventView},
+        "events",
+        query=StreamEvents,
+        errors=(429,),
+        stream=True,
+        headers={"Last-Event-ID": "Goes on behind this event. What was purged meanwhile shows as one `gap` event."},
+        description="Each event's `data` is an Event; `ping` events come every 15 seconds and have no data.",
+    ),
+)

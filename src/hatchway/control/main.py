@@ -1,0 +1,105 @@
+"""The control role: one process that serves the API until it is told to end."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from hatchway.control.app import make_app
+from hatchway.control.config import ControlConfig, NodeAddress, TlsNode, UnixNode
+from hatchway.control.keys import ensure_development_key
+from hatchway.control.plane import open_plane
+
+__all__ = ["ControlConfig", "NodeAddress", "TlsNode", "UnixNode", "run", "serve"]
+
+SHUTDOWN_WITHIN_S = 5
+BACKLOG = 1024
+MAX_CONNECTIONS = 2048
+
+log = logging.getLogger(__name__)
+
+
+def run(config: ControlConfig, *, api: socket.socket | None = None, ready: Callable[[], None] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT. `api` is a bound socket to listen on; `ready` is called once requests are taken.
+
+    Makes the development key on the way. Raises what `Database.open` raises, and `OSError`.
+    """
+    asyncio.run(serve(config, api=api, ready=ready))
+
+
+async def serve(
+    config: ControlConfig,
+    *,
+    api: socket.socket | None = None,
+    ready: Callable[[], None] | None = None,
+    ending: asyncio.Event | None = None,
+) -> None:
+    """Like `run`, in a loop that is there; it ends by `ending` too."""
+    ending = ending or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    plane = await open_plane(config)
+    sock = api or _listen(config.host, config.port)
+    try:
+        await ensure_development_key(plane.database, config.development_key)
+        server = _Server(
+            uvicorn.Config(
+                make_app(plane),
+                loop="asyncio",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                backlog=BACKLOG,
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_graceful_shutdown=SHUTDOWN_WITHIN_S,
+                timeout_keep_alive=75,
+            ),
+            ready,
+        )
+        serving = loop.create_task(server.serve([sock]))
+        waiting = loop.create_task(ending.wait())
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        # Open event streams end by themselves, so that the server has nobody to wait for.
+        plane.ending.set()
+        server.should_exit = True
+        await serving
+        waiting.cancel()
+    finally:
+        sock.close()
+        await plane.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its signal handlers (they are ours), and with a call when it serves."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._ready is not None and self.started:
+            self._ready()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,120 @@
+"""The control plane's parts, put together: what every handler gets."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import Connection
+
+from hatchway.control.auth import Authenticator
+from hatchway.control.config import ControlConfig
+from hatchway.control.engine import Engine
+from hatchway.control.nodes import NodeLink, Nodes
+from hatchway.control.reconciler import Reconciler
+from hatchway.control.views import Condition
+from hatchway.domain.ids import new_id
+from hatchway.storage import keys, settings
+from hatchway.storage.database import Database
+from hatchway.storage.rows import SandboxRow
+from hatchway.wire.node import Configure, TokenKey
+from hatchway.wire.tokens import Signer
+
+TOKEN_KEY = "token_key"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Plane:
+    """One control plane. Made by `open_plane`, ended by `close`."""
+
+    config: ControlConfig
+    database: Database
+    auth: Authenticator
+    nodes: Nodes
+    engine: Engine
+    reconciler: Reconciler
+    signer: Signer
+    event_streams: int = 0
+    """How many event streams are open."""
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process is asked to end: open streams close then."""
+
+    async def close(self) -> None:
+        """Ends everything of ours; sandboxes and nodes go on."""
+        self.ending.set()
+        await self.reconciler.close()
+        await self.engine.close()
+        await self.nodes.close()
+        await self.auth.flush()
+        await self.database.close()
+
+    def conditions(self, row: SandboxRow) -> tuple[Condition, ...]:
+        """What holds of a sandbox besides its state, as of now."""
+        found: list[Condition] = []
+        if not self.nodes.is_connected(row.node_id):
+            link = self.nodes.find(row.node_id)
+            since = f" for {time.time() - link.lost_at:.0f} s" if link is not None and link.lost_at else ""
+            found.append(
+                Condition(
+                    type="node_unreachable",
+                    message=f"The node {row.node_id} has not been reachable{since}; the state is the last that is known.",
+                )
+            )
+        if row.id in self.reconciler.foreign:
+            found.append(
+                Condition(
+                    type="foreign_generation",
+                    message="Its node holds a newer generation of this sandbox than the database: another control plane moved it.",
+                )
+            )
+        return tuple(found)
+
+    def place(self, isolation: str | None, candidates: list[NodeLink]) -> NodeLink | None:
+        """Chooses the node of a new sandbox: the first connected one that gives the isolation that is required."""
+        for link in candidates:
+            if link.info is not None and isolation in (None, link.info.isolation):
+                return link
+        return None
+
+
+async def open_plane(config: ControlConfig) -> Plane:
+    """Opens the database, takes up unfinished operations, begins to connect to the nodes. Raises what `Database.open` raises."""
+    database = await Database.open(str(config.database))
+    try:
+        signer, public = await database.write(_signer)
+
+        async def configure() -> Configure:
+            return Configure(token_keys=(TokenKey(key_id=signer.key_id, public=public),))
+
+        auth = Authenticator(database)
+        nodes = Nodes(config.nodes, configure)
+        engine = Engine(database, nodes, concurrency=config.max_concurrent_operations, bound_s=config.operation_bound_s)
+        reconciler = Reconciler(
+            database,
+            nodes,
+            engine,
+            auth,
+            every_s=config.reconcile_every_s,
+            deleted_kept_s=config.deleted_kept_s,
+        )
+        await database.write(keys.ensure_project, keys.DEFAULT_PROJECT)
+        await reconciler.start()
+        engine.start()
+        nodes.start()
+    except BaseException:
+        await database.close()
+        raise
+    return Plane(config, database, auth, nodes, engine, reconciler, signer)
+
+
+def _signer(connection: Connection) -> tuple[Signer, bytes]:
+    """The installation's signing key; made the first time. It lies in the database, which only we can read."""
+    stored = settings.get(connection, TOKEN_KEY)
+    if stored is None:
+        stored = {"id": new_id(), "private": Ed25519PrivateKey.generate().private_bytes_raw().hex()}
+        settings.put(connection, TOKEN_KEY, stored)
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(stored["private"]))
+    return Signer(key, stored["id"]), key.public_key().public_bytes_raw()

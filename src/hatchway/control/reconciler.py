@@ -1,0 +1,282 @@
+"""Keeps what is stored true: compares it with what nodes see, when they are connected, when they say that something changed, and
+now and then as a backstop.
+
+What an operation is about to change is the engine's; the reconciler touches a sandbox only between operations.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import msgspec
+from sqlalchemy import Connection
+
+from hatchway.control.auth import Authenticator
+from hatchway.control.engine import Engine, lost
+from hatchway.control.nodes import NodeLink, Nodes, quietly
+from hatchway.domain.errors import HatchwayError
+from hatchway.domain.lifecycle import State
+from hatchway.storage import operations, outbox, retention, sandboxes, sessions, settings, transitions
+from hatchway.storage.database import Database
+from hatchway.storage.rows import OperationRow, SandboxRow, SessionRow
+from hatchway.wire.node import (
+    Empty,
+    Event,
+    Observed,
+    SandboxList,
+    SandboxRef,
+    SandboxSessions,
+    SessionList,
+    SessionStatus,
+    Subscribe,
+)
+
+LIST_WITHIN_S = 30.0
+DELETE_WITHIN_S = 120.0
+GATHER_S = 0.02
+"""Events that come within this are written in one transaction; of one session the last state only."""
+MAX_QUEUED = 20_000
+MAX_REMEMBERED = 10_000
+
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """See the module. `start` after the engine, `close` before it."""
+
+    def __init__(
+        self,
+        database: Database,
+        nodes: Nodes,
+        engine: Engine,
+        auth: Authenticator,
+        *,
+        every_s: float,
+        deleted_kept_s: float,
+    ) -> None:
+        self._database = database
+        self._nodes = nodes
+        self._engine = engine
+        self._auth = auth
+        self._every_s = every_s
+        self._deleted_kept_s = deleted_kept_s
+        self._queue: asyncio.Queue[Observed | SessionStatus] = asyncio.Queue(MAX_QUEUED)
+        self._deferred: dict[str, Observed] = {}
+        self._warned: set[tuple[str, str, int]] = set()
+        self._comparing = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.foreign: dict[str, int] = {}
+        """Sandboxes that a node holds under a newer generation than ours, with that generation: somebody else owns them now."""
+
+    async def start(self) -> None:
+        """Takes up what an earlier process left unfinished, then listens to the nodes."""
+        self._nodes.on_connected = self._node_connected
+        self._nodes.on_lost = self._node_lost
+        self._nodes.on_event = self._node_event
+        self._engine.on_released = self._released
+        await self.take_up()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._write_forever(), name="node events"),
+            loop.create_task(self._pass_forever(), name="reconciliation"),
+        ]
+
+    async def close(self) -> None:
+        """Stops listening."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def take_up(self) -> None:
+        """Submits every operation that has not ended and that the engine does not know."""
+        for operation, sandbox in await self._database.read(_unfinished):
+            self._engine.submit(operation, sandbox)
+
+    # -- what nodes say
+
+    def _node_event(self, link: NodeLink, event: Event) -> None:
+        if event.progress is not None:
+            self._engine.progress(event.progress)
+        elif event.observed is not None:
+            self._observed(event.observed)
+        elif event.session is not None:
+            self._enqueue(event.session)
+
+    def _observed(self, seen: Observed) -> None:
+        if self._engine.busy(seen.sandbox_id):
+            self._deferred[seen.sandbox_id] = seen
+        else:
+            self._enqueue(seen)
+
+    def _released(self, sandbox_id: str) -> None:
+        seen = self._deferred.pop(sandbox_id, None)
+        if seen is not None:
+            # What the operation itself ended with is newer, or the same, and then this changes nothing.
+            self._enqueue(seen)
+
+    def _enqueue(self, item: Observed | SessionStatus) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except asyncio.QueueFull:
+            log.warning("more than %d events of nodes wait; the next comparison makes up for it", MAX_QUEUED)
+
+    async def _write_forever(self) -> None:
+        while True:
+            seen: dict[str, Observed] = {}
+            heard: dict[str, SessionStatus] = {}
+            self._collect(await self._queue.get(), seen, heard)
+            await asyncio.sleep(GATHER_S)
+            while not self._queue.empty():
+                self._collect(self._queue.get_nowait(), seen, heard)
+            try:
+                await self._database.write(_write_events, list(seen.values()), tuple(heard.values()))
+            except HatchwayError as error:
+                log.error("events of nodes not written; the next comparison makes up for it: %s", error)
+
+    @staticmethod
+    def _collect(item: Observed | SessionStatus, seen: dict[str, Observed], heard: dict[str, SessionStatus]) -> None:
+        if isinstance(item, SessionStatus):
+            heard[item.session_id] = item
+        else:
+            seen[item.sandbox_id] = item
+
+    # -- connections
+
+    async def _node_connected(self, link: NodeLink) -> None:
+        assert link.info is not None
+        data = msgspec.to_builtins(link.info)
+        await self._database.write(_note_connected, link.info.node_id, str(link.address), data)
+        sequence = await self.compare(link)
+        await link.call("events.subscribe", Subscribe(sequence=sequence), Empty, within=LIST_WITHIN_S)
+        await self._compare_sessions(link)
+
+    async def _node_lost(self, link: NodeLink) -> None:
+        with contextlib.suppress(HatchwayError):
+            await self._database.write(
+                outbox.append,
+                outbox.INSTALLATION,
+                "node.unreachable",
+                link.node_id or str(link.address),
+                {"address": str(link.address)},
+            )
+
+    # -- comparing
+
+    async def _pass_forever(self) -> None:
+        while True:
+            try:
+                await self._maintain()
+                for link in self._nodes.ready():
+                    await self.compare(link)
+                await self.take_up()
+            except (HatchwayError, TimeoutError) as error:
+                log.warning("reconciliation not finished: %s", error)
+            await asyncio.sleep(self._every_s)
+
+    async def _maintain(self) -> None:
+        await self._auth.flush()
+        purged = retention.BATCH
+        while purged == retention.BATCH:
+            purged = await self._database.write(retention.sweep, deleted_sandbox_s=self._deleted_kept_s)
+
+    async def compare(self, link: NodeLink) -> int:
+        """Compares what is stored with what the node lists; returns the sequence that the list stands for.
+
+        What is stored is read before the node is asked, and a row that changed meanwhile is left alone: its change is newer.
+        """
+        async with self._comparing:
+            assert link.node_id is not None
+            stored = {row.id: row for row in await self._database.read(sandboxes.of_node, link.node_id)}
+            listing = await link.call("sandbox.list", Empty(), SandboxList, within=LIST_WITHIN_S)
+            listed = {seen.sandbox_id: seen for seen in listing.sandboxes}
+            settled = {
+                name: row for name, row in stored.items() if row.operation_id is None and not self._engine.busy(name)
+            }
+            changes: list[tuple[Observed, int]] = []
+            for name, row in settled.items():
+                seen = listed.get(name)
+                if row.state is State.DELETED:
+                    if seen is not None and seen.generation <= row.generation:
+                        ref = SandboxRef(sandbox_id=name, generation=row.generation)
+                        log.warning("the deleted sandbox %s is still on its node; deleting it again", name)
+                        await quietly(link.call("sandbox.delete", ref, Observed, within=DELETE_WITHIN_S))
+                elif seen is None:
+                    changes.append((lost(row), row.version))
+                else:
+                    changes.append((seen, row.version))
+            if changes:
+                await self._database.write(_take_over, changes)
+            await self._warn(link.node_id, stored, listed)
+            return listing.sequence
+
+    async def _warn(self, node_id: str, stored: dict[str, SandboxRow], listed: dict[str, Observed]) -> None:
+        """Tells of machines that are none of ours. They are left alone: an empty or old database is no reason to kill."""
+        self.foreign = {
+            name: seen.generation
+            for name, seen in listed.items()
+            if name in stored and seen.generation > stored[name].generation
+        }
+        for name, seen in listed.items():
+            mark = (node_id, name, seen.generation)
+            if (name in stored and name not in self.foreign) or mark in self._warned:
+                continue
+            if await self._database.read(sandboxes.find, name) is not None and name not in self.foreign:
+                continue  # it was made while the node was asked
+            if len(self._warned) < MAX_REMEMBERED:
+                self._warned.add(mark)
+            why = "a newer generation than the database's" if name in self.foreign else "unknown to the database"
+            log.warning("node %s holds the sandbox %s, %s; it is left alone", node_id, name, why)
+            await self._database.write(
+                outbox.append,
+                outbox.INSTALLATION,
+                "node.quarantine",
+                name,
+                {"node": node_id, "generation": seen.generation, "state": seen.state, "reason": f"It is {why}."},
+            )
+
+    async def _compare_sessions(self, link: NodeLink) -> None:
+        """After a reconnection: what became of the sessions meanwhile."""
+        assert link.node_id is not None
+        asked_at = time.time()
+        stored: dict[str, list[SessionRow]] = {}
+        for row in await self._database.read(sessions.unfinished, link.node_id):
+            stored.setdefault(row.sandbox_id, []).append(row)
+        for sandbox_id, rows in stored.items():
+            answer = await link.call(
+                "session.list", SandboxSessions(sandbox_id=sandbox_id), SessionList, within=LIST_WITHIN_S
+            )
+            known = {status.session_id for status in answer.sessions}
+            gone = [row.id for row in rows if row.id not in known and row.created_at < asked_at - 1.0]
+            await self._database.write(_write_sessions, answer.sessions, gone)
+
+
+def _unfinished(connection: Connection) -> list[tuple[OperationRow, SandboxRow]]:
+    found: list[tuple[OperationRow, SandboxRow]] = []
+    for operation in operations.unfinished(connection):
+        sandbox = sandboxes.find(connection, operation.target)
+        if sandbox is not None:
+            found.append((operation, sandbox))
+    return found
+
+
+def _note_connected(connection: Connection, node_id: str, address: str, info: dict[str, object]) -> None:
+    settings.note_node(connection, node_id, address, info)
+    outbox.append(connection, outbox.INSTALLATION, "node.connected", node_id, {"address": address})
+
+
+def _write_events(connection: Connection, seen: list[Observed], heard: tuple[SessionStatus, ...]) -> None:
+    for one in seen:
+        transitions.observe(connection, one)
+    sessions.heard(connection, heard)
+
+
+def _take_over(connection: Connection, changes: list[tuple[Observed, int]]) -> None:
+    for seen, version in changes:
+        transitions.observe(connection, seen, version=version)
+
+
+def _write_sessions(connection: Connection, heard: tuple[SessionStatus, ...], gone: list[str]) -> None:
+    sessions.heard(connection, heard)
+    for session_id in gone:
+        sessions.close(connection, session_id, "lost")

@@ -1,0 +1,329 @@
+"""/v1/sandboxes: create, look, change, and the lifecycle verbs."""
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from starlette.responses import Response
+
+from hatchway.control import idempotency, requests, views
+from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
+from hatchway.domain import shapes
+from hatchway.domain.errors import Gone, NotFound, Unavailable, Unprocessable
+from hatchway.domain.lifecycle import State, Verb
+from hatchway.storage import operations, sandboxes, transitions
+from hatchway.storage.idempotency import Answered
+from hatchway.storage.rows import OperationRow, SandboxRow
+from hatchway.storage.transitions import Accepted, NewSandbox
+from hatchway.wire.node import ResolveTemplate, TemplateRelease
+
+NODE_WAIT_S = 3.0
+"""How long a create waits for a node that is just being restarted before it answers 503."""
+RESOLVE_WITHIN_S = 10.0
+MAX_METADATA = 64
+MAX_ENV = 256
+MAX_ENV_OCTETS = 32 * 1024
+"""The guest gets its environment in one frame of 64 KiB."""
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_METADATA_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+_REFERENCE = r"^[a-z0-9][a-z0-9._/-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|@sha256:[0-9a-f]{64})?$"
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a new sandbox is made from, and how large it is."""
+
+    template: Annotated[str, Meta(pattern=_REFERENCE, description="`name`, `name:tag` or `name@sha256:…`")]
+    name: Name | None = None
+    metadata: dict[str, str] = {}
+    env: dict[str, str] = {}
+    vcpus: Annotated[int, Meta(ge=shapes.MIN_VCPUS, le=shapes.MAX_VCPUS)] = shapes.DEFAULT_VCPUS
+    memory_mib: Annotated[int, Meta(ge=shapes.MIN_MEMORY_MIB, le=shapes.MAX_MEMORY_MIB)] = shapes.DEFAULT_MEMORY_MIB
+    disk_mib: Annotated[int, Meta(ge=shapes.MIN_DISK_MIB, le=shapes.MAX_DISK_MIB)] = shapes.DEFAULT_DISK_MIB
+    require_isolation: Literal["hardware", "emulated"] | None = None
+
+
+class ChangeSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of a sandbox can be changed; `metadata` replaces the whole of it, `name: null` takes the name away."""
+
+    name: Name | UnsetType | None = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
+
+
+class ListSandboxes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Filters; also `metadata.KEY=VALUE`, any number of them. Deleted sandboxes are listed only where `state` asks for them."""
+
+    state: Annotated[str, Meta(description="One state, or several with commas between them.")] | None = None
+    name: str | None = None
+    template: Annotated[str, Meta(description="Reference, its name without the tag, or digest.")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=requests.MAX_LIMIT)] = requests.DEFAULT_LIMIT
+    cursor: str | None = None
+
+
+def check_env(env: dict[str, str], field: str, *, entries: int = MAX_ENV, octets: int = MAX_ENV_OCTETS) -> None:
+    """Raises `invalid_field` for what the guest could not take as environment."""
+    allowed = {"entries": entries, "octets": octets, "name": _ENV_NAME.pattern}
+    if len(env) > entries:
+        raise requests.invalid_field(field, f"it has {len(env)} entries.", f"at most {entries} entries")
+    for name, value in env.items():
+        if not _ENV_NAME.fullmatch(name):
+            raise requests.invalid_field(f"{field}.{name[:64]}", "this is no name of a variable.", allowed)
+        if "\0" in value:
+            raise requests.invalid_field(f"{field}.{name}", "the value has a NUL character.", allowed)
+    size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items())
+    if size > octets:
+        raise requests.invalid_field(field, f"it has {size} octets in all.", f"at most {octets} octets")
+
+
+def check_metadata(metadata: dict[str, str]) -> None:
+    """Raises `invalid_field` for too many entries, keys that no filter could name, and long values."""
+    if len(metadata) > MAX_METADATA:
+        raise requests.invalid_field("metadata", f"it has {len(metadata)} entries.", f"at most {MAX_METADATA} entries")
+    for key, value in metadata.items():
+        if not _METADATA_KEY.fullmatch(key):
+            raise requests.invalid_field(f"metadata.{key[:64]}", "this is no key.", {"pattern": _METADATA_KEY.pattern})
+        if len(value) > 512:
+            raise requests.invalid_field(
+                f"metadata.{key}", "the value is too long.", {"type": "string", "maxLength": 512}
+            )
+
+
+async def create(call: Call[CreateSandbox]) -> Response:
+    """Accepts a new sandbox."""
+    body = call.body
+    check_env(body.env, "env")
+    check_metadata(body.metadata)
+    plane = call.plane
+    await plane.nodes.wait(None, within=NODE_WAIT_S)
+    candidates = plane.nodes.ready()
+    link = plane.place(body.require_isolation, candidates)
+    if link is None or link.node_id is None:
+        raise Unprocessable(
+            "isolation_unavailable",
+            f"No node here can give {body.require_isolation} isolation.",
+            "`hatchway doctor` says why; leave `require_isolation` out to take what there is.",
+            field="require_isolation",
+            allowed=sorted({one.info.isolation for one in candidates if one.info is not None}),
+        )
+    try:
+        release = await link.call(
+            "template.resolve",
+            ResolveTemplate(reference=body.template),
+            TemplateRelease,
+            within=RESOLVE_WITHIN_S,
+        )
+    except NotFound as error:
+        raise Unprocessable(
+            "unknown_template", error.cause, "GET /v1/templates lists those that there are.", field="template"
+        ) from None
+    except TimeoutError:
+        raise Unavailable(
+            "node_timeout", "The node did not answer in time.", "Try again when it is less busy."
+        ) from None
+    new = NewSandbox(
+        project=call.project,
+        name=body.name,
+        node_id=link.node_id,
+        template=f"{release.name}:{release.tag}" if release.tag and "@" not in body.template else body.template,
+        template_digest=release.digest,
+        shape=shapes.Shape(vcpus=body.vcpus, memory_mib=body.memory_mib, disk_mib=body.disk_mib),
+        metadata=body.metadata,
+        env=body.env,
+        require_isolation=body.require_isolation,
+    )
+    try:
+        accepted = await plane.database.write(transitions.accept_create, new, call.idempotency)
+    except Answered as earlier:
+        return await _repeat(call, earlier)
+    return await _proceed(call, accepted)
+
+
+async def list_(call: Call[NoBody]) -> Response:
+    """Lists the project's sandboxes."""
+    query: ListSandboxes = call.query
+    states = tuple(filter(None, (query.state or "").split(",")))
+    for state in states:
+        if state not in set(State):
+            raise requests.invalid_field("state", f"there is no state {state[:64]!r}.", [str(one) for one in State])
+    wanted: dict[str, str] = {}
+    for name, value in call.request.query_params.multi_items():
+        if name.startswith("metadata."):
+            key = name.removeprefix("metadata.")
+            if not _METADATA_KEY.fullmatch(key) or len(wanted) >= MAX_METADATA:
+                raise requests.invalid_field(name[:80], "this is no key.", {"pattern": _METADATA_KEY.pattern})
+            wanted[key] = value
+    rows = await call.plane.database.read(
+        sandboxes.list_page,
+        call.project,
+        states=states,
+        name=query.name,
+        template=query.template,
+        metadata=wanted,
+        before=requests.decode_cursor(query.cursor),
+        limit=query.limit + 1,
+    )
+    more = len(rows) > query.limit
+    rows = rows[: query.limit]
+    cursor = requests.encode_cursor(rows[-1].created_at, rows[-1].id) if more else None
+    return answer(views.SandboxPage(sandboxes=tuple(show(call, row) for row in rows), next_cursor=cursor))
+
+
+async def get(call: Call[NoBody]) -> Response:
+    """Shows one sandbox; a deleted one for as long as it is kept."""
+    row = await call.plane.database.read(sandboxes.get, call.project, _id(call))
+    return answer(views.SandboxAnswer(sandbox=show(call, row)))
+
+
+async def change(call: Call[ChangeSandbox]) -> Response:
+    """Changes name and metadata."""
+    changes: dict[str, Any] = {}
+    if call.body.name is not UNSET:
+        changes["name"] = call.body.name
+    if call.body.metadata is not UNSET:
+        check_metadata(call.body.metadata)
+        changes["metadata"] = call.body.metadata
+    row = await call.plane.database.write(sandboxes.change, call.project, _id(call), changes)
+    return answer(views.SandboxAnswer(sandbox=show(call, row)))
+
+
+async def do(call: Call[NoBody], verb: Verb) -> Response:
+    """Accepts a lifecycle verb."""
+    try:
+        accepted = await call.plane.database.write(
+            transitions.accept_verb, call.project, _id(call), verb, call.idempotency
+        )
+    except Answered as earlier:
+        return await _repeat(call, earlier)
+    return await _proceed(call, accepted)
+
+
+async def delete(call: Call[NoBody]) -> Response:
+    """Accepts a deletion."""
+    return await do(call, Verb.DELETE)
+
+
+def show(call: Call[Any], row: SandboxRow) -> views.Sandbox:
+    """A sandbox, with what the engine and the reconciler know of it."""
+    live = call.plane.engine.live.get(row.operation_id) if row.operation_id else None
+    return views.sandbox(row, live, call.plane.conditions(row))
+
+
+async def _proceed(call: Call[Any], accepted: Accepted) -> Response:
+    if accepted.run:
+        call.plane.engine.submit(accepted.operation, accepted.sandbox, accepted.preempted)
+    return await _settle(call, accepted.sandbox, accepted.operation, {})
+
+
+async def _repeat(call: Call[Any], earlier: Answered) -> Response:
+    """Answers a repeated request with the sandbox and operation of the first, as they are now."""
+    names = earlier.answer
+    sandbox = await call.plane.database.read(sandboxes.find, str(names.get("sandbox", "")))
+    operation = await call.plane.database.read(operations.find, str(names.get("operation", "")))
+    if sandbox is None or operation is None or sandbox.project != call.project:
+        raise Gone("sandbox_deleted", "What this Idempotency-Key made was deleted.", "Use a new key.")
+    return await _settle(call, sandbox, operation, idempotency.REPLAYED)
+
+
+async def _settle(call: Call[Any], sandbox: SandboxRow, operation: OperationRow, more: dict[str, str]) -> Response:
+    """Waits where the client prefers that; 200 when the operation has ended, 202 while it has not."""
+    plane = call.plane
+    wait = requests.prefer_wait(call.request)
+    headers = {"location": f"/v1/operations/{operation.id}", **more}
+    if wait is not None:
+        headers["preference-applied"] = f"wait={wait}"
+        if operation.finished_at is None and wait > 0:
+            finished = await plane.engine.wait(operation.id, wait)
+            if finished is not None:
+                sandbox, operation = finished.sandbox, finished.operation
+            else:
+                fresh = await plane.database.read(operations.find, operation.id)
+                seen = await plane.database.read(sandboxes.find, sandbox.id)
+                operation, sandbox = fresh or operation, seen or sandbox
+    live = plane.engine.live.get(operation.id)
+    body = views.AcceptedAnswer(sandbox=show(call, sandbox), operation=views.operation(operation, live))
+    return answer(body, 202 if operation.finished_at is None else 200, headers)
+
+
+def _id(call: Call[Any]) -> str:
+    return requests.check_id(call.path["id"], "sandbox", NotFound)
+
+
+def _verb_endpoint(verb: Verb, summary: str) -> Endpoint:
+    async def handler(call: Call[NoBody]) -> Response:
+        return await do(call, verb)
+
+    return Endpoint(
+        "POST",
+        f"/v1/sandboxes/{{id}}/{verb}",
+        handler,
+        summary,
+        {202: views.AcceptedAnswer, 200: views.AcceptedAnswer},
+        "sandboxes",
+        scope="write",
+        body=NoBody,
+        errors=(404, 409, 410),
+        idempotent=True,
+        waits=True,
+    )
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/sandboxes",
+        create,
+        "Create a sandbox",
+        {202: views.AcceptedAnswer, 200: views.AcceptedAnswer},
+        "sandboxes",
+        scope="write",
+        body=CreateSandbox,
+        errors=(503,),
+        idempotent=True,
+        waits=True,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/sandboxes",
+        list_,
+        "List sandboxes",
+        {200: views.SandboxPage},
+        "sandboxes",
+        query=ListSandboxes,
+        query_prefixes=("metadata.",),
+    ),
+    Endpoint(
+        "GET", "/v1/sandboxes/{id}", get, "Show a sandbox", {200: views.SandboxAnswer}, "sandboxes", errors=(404,)
+    ),
+    Endpoint(
+        "PATCH",
+        "/v1/sandboxes/{id}",
+        change,
+        "Change name or metadata",
+        {200: views.SandboxAnswer},
+        "sandboxes",
+        scope="write",
+        body=ChangeSandbox,
+        errors=(404, 409, 410),
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/sandboxes/{id}",
+        delete,
+        "Delete a sandbox, whatever it is doing",
+        {202: views.AcceptedAnswer, 200: views.AcceptedAnswer},
+        "sandboxes",
+        scope="write",
+        body=NoBody,
+        errors=(404,),
+        idempotent=True,
+        waits=True,
+    ),
+    _verb_endpoint(Verb.PAUSE, "Stop the virtual CPUs; memory stays"),
+    _verb_endpoint(Verb.RESUME, "Let a paused sandbox go on"),
+    _verb_endpoint(Verb.STOP, "Power off; memory is lost, the disk is kept"),
+    _verb_endpoint(Verb.START, "Boot on the kept disk"),
+    _verb_endpoint(Verb.WAKE, "Resume or start, whichever the state calls for"),
+)

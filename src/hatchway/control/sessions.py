@@ -1,0 +1,268 @@
+"""Command sessions: the right to start one process in a sandbox and to follow it, on the node, at `attach_url`."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from hatchway.control import idempotency, requests, views
+from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
+from hatchway.control.nodes import LOST_CODES, NodeLink
+from hatchway.control.sandboxes import check_env
+from hatchway.domain.errors import Gone, HatchwayError, NotFound, Unavailable
+from hatchway.storage import sandboxes, sessions
+from hatchway.storage.idempotency import Answered
+from hatchway.storage.rows import SandboxRow, SessionRow
+from hatchway.wire.node import Empty, SessionRef, SessionSpec, SessionStatus, TerminalSize
+
+NODE_WAIT_S = 3.0
+CREATE_WITHIN_S = 15.0
+GET_WITHIN_S = 5.0
+MAX_ARGUMENTS = 512
+MAX_ARGUMENT_OCTETS = 256 * 1024
+MAX_ENV = 384
+MAX_ENV_OCTETS = 256 * 1024
+"""Arguments and environment together stay below what the guest channel carries for one process: 1,024 entries, 1 MiB."""
+DEFAULT_USER = "user"
+HOMES = {"user": "/home/user", "root": "/root"}
+SHELL = ("/bin/bash", "-lc")
+
+Seconds = Annotated[float, Meta(gt=0, le=30 * 24 * 3600.0)]
+
+
+class Terminal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Size of a pseudo terminal."""
+
+    rows: Annotated[int, Meta(ge=1, le=1000)] = 24
+    cols: Annotated[int, Meta(ge=1, le=1000)] = 80
+
+
+class CreateSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One command: `argv` as it is, or `command`, which `/bin/bash -lc` runs. The process starts when somebody attaches."""
+
+    argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=MAX_ARGUMENTS)] | None = None
+    command: Annotated[str, Meta(min_length=1, max_length=MAX_ARGUMENT_OCTETS)] | None = None
+    env: dict[str, str] = {}
+    cwd: Annotated[str, Meta(pattern=r"^/[^\x00]{0,4095}$")] | None = None
+    user: Annotated[str, Meta(pattern=r"^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,10})$")] = DEFAULT_USER
+    pty: Terminal | None = None
+    stdin: bool = True
+    timeout_s: Seconds | None = None
+    retain_s: Annotated[float, Meta(ge=0, le=7 * 24 * 3600.0)] = 3600.0
+
+
+class ListSessions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Paging."""
+
+    limit: Annotated[int, Meta(ge=1, le=requests.MAX_LIMIT)] = requests.DEFAULT_LIMIT
+    cursor: str | None = None
+
+
+async def create(call: Call[CreateSession]) -> Response:
+    """Makes a session: stored, then recorded by the node, then answered."""
+    plane = call.plane
+    wanted = _spec(call.body)
+    headers: dict[str, str] = {}
+    try:
+        sandbox, row = await plane.database.write(
+            sessions.create, call.project, _id(call, "sandbox"), wanted, call.idempotency
+        )
+    except Answered as earlier:
+        # The node may not have heard of the first request: it is told again, which changes nothing where it has.
+        row = await plane.database.read(sessions.get, call.project, str(earlier.answer["session"]))
+        sandbox = await plane.database.read(sandboxes.get_alive, call.project, row.sandbox_id)
+        headers = idempotency.REPLAYED
+    spec = msgspec.convert(row.spec, SessionSpec)
+    try:
+        link = await plane.nodes.wait(sandbox.node_id, within=NODE_WAIT_S)
+        try:
+            status = await link.call("session.create", spec, SessionStatus, within=CREATE_WITHIN_S)
+        except Unavailable as error:
+            if error.code not in LOST_CODES:
+                raise
+            # Once more, on the connection to the node that took its place.
+            link = await plane.nodes.wait(sandbox.node_id, within=NODE_WAIT_S)
+            status = await link.call("session.create", spec, SessionStatus, within=CREATE_WITHIN_S)
+    except (HatchwayError, TimeoutError) as error:
+        if call.idempotency is None:
+            await plane.database.write(sessions.close, row.id, "lost")
+        if isinstance(error, TimeoutError):
+            raise Unavailable("node_timeout", "The node did not answer in time.", "Try again.") from None
+        raise
+    return answer(_opened(call, sandbox, row, status, link), 201, headers)
+
+
+async def list_(call: Call[NoBody]) -> Response:
+    """Lists the sessions of a sandbox."""
+    query: ListSessions = call.query
+    sandbox = await call.plane.database.read(sandboxes.get, call.project, _id(call, "sandbox"))
+    rows = await call.plane.database.read(
+        sessions.list_page,
+        call.project,
+        sandbox.id,
+        before=requests.decode_cursor(query.cursor),
+        limit=query.limit + 1,
+    )
+    more = len(rows) > query.limit
+    rows = rows[: query.limit]
+    cursor = requests.encode_cursor(rows[-1].created_at, rows[-1].id) if more else None
+    url = _attach_base(call, sandbox)
+    shown = tuple(_show(row, None, url) for row in rows)
+    return answer(views.SessionPage(sessions=shown, next_cursor=cursor))
+
+
+async def get(call: Call[NoBody]) -> Response:
+    """Shows a session, as its node knows it now; where the node is away, as it was heard last."""
+    row, sandbox = await _find(call)
+    status: SessionStatus | None = None
+    link = call.plane.nodes.find(sandbox.node_id)
+    if row.state in sessions.OPEN and link is not None and link.connected:
+        try:
+            status = await link.call("session.get", SessionRef(session_id=row.id), SessionStatus, within=GET_WITHIN_S)
+        except (HatchwayError, TimeoutError):
+            status = None  # what is stored is the best that is known
+    return answer(views.SessionAnswer(session=_show(row, status, _attach_base(call, sandbox))))
+
+
+async def renew(call: Call[NoBody]) -> Response:
+    """Answers a session with a fresh token."""
+    row, sandbox = await _find(call)
+    if sandbox.deleted_at is not None:
+        raise Gone(
+            "sandbox_deleted", f"The sandbox {sandbox.id} was deleted, its sessions with it.", "Create a new one."
+        )
+    link = call.plane.nodes.find(sandbox.node_id)
+    if link is None:
+        raise Unavailable("node_unreachable", f"The node {sandbox.node_id} is not connected.", "Try again in a moment.")
+    return answer(_opened(call, sandbox, row, None, link))
+
+
+async def delete(call: Call[NoBody]) -> Response:
+    """Kills what runs of a session and drops its output. Idempotent as far as the node goes; the session is unknown afterwards."""
+    row, sandbox = await _find(call)
+    if sandbox.deleted_at is None:
+        link = await call.plane.nodes.wait(sandbox.node_id, within=NODE_WAIT_S)
+        try:
+            await link.call("session.delete", SessionRef(session_id=row.id), Empty, within=CREATE_WITHIN_S)
+        except NotFound:
+            pass
+        except TimeoutError:
+            raise Unavailable("node_timeout", "The node did not answer in time.", "Try again.") from None
+    await call.plane.database.write(sessions.close, row.id, "deleted")
+    return answer(None, 204)
+
+
+def _spec(body: CreateSession) -> SessionSpec:
+    if (body.argv is None) == (body.command is None):
+        raise requests.invalid_field(
+            "argv", "exactly one of `argv` and `command` must be given.", "`argv`, or `command`"
+        )
+    argv = body.argv if body.argv is not None else (*SHELL, body.command or "")
+    if sum(len(argument.encode()) + 1 for argument in argv) > MAX_ARGUMENT_OCTETS:
+        raise requests.invalid_field("argv", "it is too long in all.", f"at most {MAX_ARGUMENT_OCTETS} octets")
+    if any("\0" in argument for argument in argv):
+        raise requests.invalid_field(
+            "argv" if body.argv is not None else "command", "it has a NUL character.", "text without NUL"
+        )
+    if not argv[0]:
+        raise requests.invalid_field("argv[0]", "the program's name is empty.", "a path, or a name to be found in PATH")
+    check_env(body.env, "env", entries=MAX_ENV, octets=MAX_ENV_OCTETS)
+    return SessionSpec(
+        session_id="",
+        sandbox_id="",
+        project="",
+        process_id=0,
+        argv=argv,
+        env=body.env,
+        cwd=body.cwd or HOMES.get(body.user, "/"),
+        user=body.user,
+        pty=None if body.pty is None else TerminalSize(rows=body.pty.rows, cols=body.pty.cols),
+        stdin=body.stdin,
+        timeout_s=body.timeout_s,
+        retain_s=body.retain_s,
+    )
+
+
+async def _find(call: Call[Any]) -> tuple[SessionRow, SandboxRow]:
+    row = await call.plane.database.read(sessions.get, call.project, _id(call, "session"))
+    return row, await call.plane.database.read(sandboxes.get, call.project, row.sandbox_id)
+
+
+def _show(row: SessionRow, status: SessionStatus | None, base: str | None) -> views.Session:
+    url = None if base is None else f"{base}/v1/sessions/{row.id}/attach"
+    return views.Session(**views.session_fields(row, status, url))
+
+
+def _attach_base(call: Call[Any], sandbox: SandboxRow) -> str | None:
+    link = call.plane.nodes.find(sandbox.node_id)
+    return None if link is None or link.info is None else link.info.attach_url.rstrip("/")
+
+
+def _opened(
+    call: Call[Any], sandbox: SandboxRow, row: SessionRow, status: SessionStatus | None, link: NodeLink
+) -> views.OpenedSessionAnswer:
+    token, expires_at = call.plane.signer.issue(
+        project=row.project,
+        sandbox_id=row.sandbox_id,
+        generation=sandbox.generation,
+        ttl_s=call.plane.config.token_ttl_s,
+        session_id=row.id,
+    )
+    assert link.info is not None
+    url = f"{link.info.attach_url.rstrip('/')}/v1/sessions/{row.id}/attach"
+    fields = views.session_fields(row, status, url)
+    return views.OpenedSessionAnswer(session=views.OpenedSession(**fields, token=token, token_expires_at=expires_at))
+
+
+def _id(call: Call[Any], what: str) -> str:
+    return requests.check_id(call.path["id"], what, NotFound)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/sandboxes/{id}/sessions",
+        create,
+        "Create a command session",
+        {201: views.OpenedSessionAnswer},
+        "sessions",
+        scope="write",
+        body=CreateSession,
+        errors=(404, 409, 410, 503),
+        idempotent=True,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/sandboxes/{id}/sessions",
+        list_,
+        "List the sessions of a sandbox",
+        {200: views.SessionPage},
+        "sessions",
+        query=ListSessions,
+        errors=(404,),
+    ),
+    Endpoint("GET", "/v1/sessions/{id}", get, "Show a session", {200: views.SessionAnswer}, "sessions", errors=(404,)),
+    Endpoint(
+        "DELETE",
+        "/v1/sessions/{id}",
+        delete,
+        "Kill what runs of a session and drop its output",
+        {204: None},
+        "sessions",
+        scope="write",
+        body=NoBody,
+        errors=(404, 503),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/sessions/{id}/token",
+        renew,
+        "Renew the token of a session",
+        {200: views.OpenedSessionAnswer},
+        "sessions",
+        scope="write",
+        body=NoBody,
+        errors=(404, 410, 503),
+    ),
+)

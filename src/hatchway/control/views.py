@@ -1,0 +1,384 @@
+"""What the API shows: the objects of v1, and how they are made from rows. Times are Unix seconds; these types are the OpenAPI schemas."""
+
+from typing import Any
+
+import msgspec
+
+from hatchway.control.engine import Live
+from hatchway.domain.lifecycle import State
+from hatchway.storage.rows import KeyRow, OperationRow, SandboxRow, SessionRow
+from hatchway.wire.node import Exit, SessionStatus, TemplateRelease, TerminalSize
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what is shown."""
+
+
+class OperationError(View, frozen=True, kw_only=True):
+    """Why an operation failed or was cancelled."""
+
+    code: str
+    message: str
+    cause: str
+    remedy: str
+
+
+class Operation(View, frozen=True, kw_only=True):
+    """The record of one lifecycle request. `status`: `pending running succeeded failed cancelled`; `target` is the sandbox's id."""
+
+    id: str
+    kind: str
+    target: str
+    status: str
+    phase: str
+    progress: float | None
+    result: dict[str, Any] | None
+    error: OperationError | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+
+class OperationInFlight(View, frozen=True, kw_only=True):
+    """What a sandbox shows of the operation that is working on it."""
+
+    id: str
+    kind: str | None
+    status: str | None
+
+
+class Condition(View, frozen=True, kw_only=True):
+    """Something that holds besides the state: `node_unreachable`, `foreign_generation`."""
+
+    type: str
+    message: str
+
+
+class Sandbox(View, frozen=True, kw_only=True):
+    """A sandbox: the last stable state, what is desired of it, and why it is as it is. Its environment is not shown."""
+
+    id: str
+    project: str
+    name: str | None
+    state: str
+    desired: str
+    operation: OperationInFlight | None
+    conditions: tuple[Condition, ...]
+    cause: str | None
+    reason: str
+    template: str
+    template_digest: str
+    vcpus: int
+    memory_mib: int
+    disk_mib: int
+    metadata: dict[str, str]
+    isolation: str | None
+    require_isolation: str | None
+    boot_id: str | None
+    node: str
+    generation: int
+    version: int
+    created_at: float
+    updated_at: float
+    deleted_at: float | None
+
+
+class Session(View, frozen=True, kw_only=True):
+    """A command session. `state`: `created running exited ended lost`. `token` and its expiry are in the answers to POST only."""
+
+    id: str
+    sandbox_id: str
+    process_id: int
+    state: str
+    argv: tuple[str, ...]
+    cwd: str | None
+    user: str | None
+    pty: TerminalSize | None
+    stdin: bool
+    timeout_s: float | None
+    retain_s: float
+    attach_url: str | None
+    pid: int | None
+    exit: Exit | None
+    stdout_bytes: int
+    stderr_bytes: int
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    retain_until: float | None
+
+
+class OpenedSession(Session, frozen=True, kw_only=True):
+    """A command session with the right to attach to it."""
+
+    token: str
+    token_expires_at: float
+
+
+class Template(View, frozen=True, kw_only=True):
+    """A release of a template."""
+
+    name: str
+    tag: str
+    digest: str
+    size_bytes: int
+    created_at: float
+    description: str
+
+
+class Key(View, frozen=True, kw_only=True):
+    """An API key, without its secret."""
+
+    id: str
+    project: str
+    name: str
+    prefix: str
+    scopes: tuple[str, ...]
+    created_at: float
+    expires_at: float | None
+    last_used_at: float | None
+    development: bool
+
+
+class NewKey(Key, frozen=True, kw_only=True):
+    """A key that was just made, with its secret in `key`: shown this once, stored nowhere."""
+
+    key: str
+
+
+class Project(View, frozen=True, kw_only=True):
+    """What keys and sandboxes belong to."""
+
+    name: str
+    created_at: float
+
+
+class AcceptedAnswer(View, frozen=True, kw_only=True):
+    """The sandbox, and the operation that changes it. 202 while the operation is open, 200 when it has ended."""
+
+    sandbox: Sandbox
+    operation: Operation
+
+
+class SandboxAnswer(View, frozen=True, kw_only=True):
+    """One sandbox."""
+
+    sandbox: Sandbox
+
+
+class SandboxPage(View, frozen=True, kw_only=True):
+    """Sandboxes, newest first; `next_cursor` asks for the next page, null at the end."""
+
+    sandboxes: tuple[Sandbox, ...]
+    next_cursor: str | None
+
+
+class OperationAnswer(View, frozen=True, kw_only=True):
+    """One operation."""
+
+    operation: Operation
+
+
+class OperationPage(View, frozen=True, kw_only=True):
+    """Operations, newest first; `next_cursor` asks for the next page, null at the end."""
+
+    operations: tuple[Operation, ...]
+    next_cursor: str | None
+
+
+class SessionAnswer(View, frozen=True, kw_only=True):
+    """One session."""
+
+    session: Session
+
+
+class OpenedSessionAnswer(View, frozen=True, kw_only=True):
+    """One session that can be attached to."""
+
+    session: OpenedSession
+
+
+class SessionPage(View, frozen=True, kw_only=True):
+    """Sessions, newest first; `next_cursor` asks for the next page, null at the end."""
+
+    sessions: tuple[Session, ...]
+    next_cursor: str | None
+
+
+class TemplatePage(View, frozen=True, kw_only=True):
+    """Templates of the nodes that are connected."""
+
+    templates: tuple[Template, ...]
+    next_cursor: str | None
+
+
+class TemplateAnswer(View, frozen=True, kw_only=True):
+    """One template release."""
+
+    template: Template
+
+
+class KeyAnswer(View, frozen=True, kw_only=True):
+    """One key."""
+
+    key: Key
+
+
+class NewKeyAnswer(View, frozen=True, kw_only=True):
+    """The key that was made."""
+
+    key: NewKey
+
+
+class KeyPage(View, frozen=True, kw_only=True):
+    """The project's keys, oldest first."""
+
+    keys: tuple[Key, ...]
+    next_cursor: str | None
+
+
+class ProjectPage(View, frozen=True, kw_only=True):
+    """The projects that the key can see."""
+
+    projects: tuple[Project, ...]
+    next_cursor: str | None
+
+
+class EventView(View, frozen=True, kw_only=True):
+    """Data of one event of the stream; its SSE `id` is `sequence`, its SSE `event` is `kind`."""
+
+    sequence: int
+    kind: str
+    subject: str
+    project: str
+    data: dict[str, Any]
+    created_at: float
+
+
+class Health(View, frozen=True, kw_only=True):
+    """`ok`, or `unready` with what is lacking."""
+
+    status: str
+    checks: dict[str, str]
+
+
+def operation(row: OperationRow, live: Live | None = None) -> Operation:
+    """Shows an operation, as far as the engine knows it to be."""
+    status, phase, progress, started_at = row.status, row.phase, row.progress, row.started_at
+    if live is not None and row.finished_at is None and live.started_at is not None:
+        status, phase, progress, started_at = "running", live.phase, live.progress, live.started_at
+    error = row.error
+    shown = None
+    if error is not None:
+        cause = str(error.get("cause", ""))
+        shown = OperationError(
+            code=str(error.get("code", "internal")), message=cause, cause=cause, remedy=str(error.get("remedy", ""))
+        )
+    return Operation(
+        id=row.id,
+        kind=str(row.kind),
+        target=row.target,
+        status=status,
+        phase=phase,
+        progress=progress,
+        result=row.result,
+        error=shown,
+        created_at=row.created_at,
+        started_at=started_at,
+        finished_at=row.finished_at,
+    )
+
+
+def sandbox(row: SandboxRow, live: Live | None = None, conditions: tuple[Condition, ...] = ()) -> Sandbox:
+    """Shows a sandbox; `live` is what the engine knows of its operation in flight."""
+    in_flight = None
+    if row.operation_id is not None:
+        if live is not None:
+            status = "pending" if live.started_at is None else "running"
+            in_flight = OperationInFlight(id=row.operation_id, kind=str(live.operation.kind), status=status)
+        else:
+            in_flight = OperationInFlight(id=row.operation_id, kind=None, status=None)
+    return Sandbox(
+        id=row.id,
+        project=row.project,
+        name=row.name,
+        state=str(row.state),
+        desired=str(row.desired),
+        operation=in_flight,
+        conditions=() if row.state is State.DELETED else conditions,
+        cause=row.cause,
+        reason=row.reason,
+        template=row.template,
+        template_digest=row.template_digest,
+        vcpus=row.vcpus,
+        memory_mib=row.memory_mib,
+        disk_mib=row.disk_mib,
+        metadata=row.metadata,
+        isolation=row.isolation,
+        require_isolation=row.require_isolation,
+        boot_id=row.boot_id,
+        node=row.node_id,
+        generation=row.generation,
+        version=row.version,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        deleted_at=row.deleted_at,
+    )
+
+
+def session_fields(row: SessionRow, status: SessionStatus | None, attach_url: str | None) -> dict[str, Any]:
+    """The members of a session, with what its node last said of it."""
+    spec = row.spec
+    if status is None and row.status is not None:
+        status = msgspec.convert(row.status, SessionStatus)
+    state = row.state if row.state in ("lost", "deleted") or status is None else status.state
+    pty = spec.get("pty")
+    return {
+        "id": row.id,
+        "sandbox_id": row.sandbox_id,
+        "process_id": row.process_id,
+        "state": "created" if state == "new" else state,
+        "argv": tuple(spec["argv"]),
+        "cwd": spec.get("cwd"),
+        "user": spec.get("user"),
+        "pty": None if pty is None else TerminalSize(**pty),
+        "stdin": spec.get("stdin", True),
+        "timeout_s": spec.get("timeout_s"),
+        "retain_s": spec.get("retain_s", 3600.0),
+        "attach_url": attach_url,
+        "pid": None if status is None else status.pid,
+        "exit": None if status is None else status.exit,
+        "stdout_bytes": 0 if status is None else status.stdout_bytes,
+        "stderr_bytes": 0 if status is None else status.stderr_bytes,
+        "created_at": row.created_at,
+        "started_at": None if status is None else status.started_at,
+        "ended_at": None if status is None else status.ended_at,
+        "retain_until": None if status is None else status.retain_until,
+    }
+
+
+def key_fields(row: KeyRow) -> dict[str, Any]:
+    """The members of a key."""
+    return {
+        "id": row.id,
+        "project": row.project,
+        "name": row.name,
+        "prefix": row.prefix,
+        "scopes": row.scopes,
+        "created_at": row.created_at,
+        "expires_at": row.expires_at,
+        "last_used_at": row.last_used_at,
+        "development": row.development,
+    }
+
+
+def template(release: TemplateRelease) -> Template:
+    """Shows a template release."""
+    return Template(
+        name=release.name,
+        tag=release.tag,
+        digest=release.digest,
+        size_bytes=release.size_bytes,
+        created_at=release.created_at,
+        description=release.description,
+    )
