@@ -427,7 +427,7 @@ async def test_a_child_that_outlives_the_retention_is_not_killed(house: House, a
     house.sessions.sweep()
     with pytest.raises(NotFound):
         house.sessions.get(session.id)
-    await wait_until(lambda: [path.name for path in session.folder.iterdir()] == ["session.json"])
+    await wait_until(lambda: [path.name for path in session.folder.iterdir()] == ["session.jsonl"])
     agent.write(1, 1, 3, b"still here")  # it never blocks
     assert agent.closed == []
     house.open()  # not even after a restart
@@ -496,10 +496,33 @@ async def test_half_made_folders_go_and_unreadable_records_stay(house: House) ->
     (half / "stdout.00000000000000000000").write_bytes(b"x")
     strange = house.folder / SANDBOX / new_id()
     strange.mkdir()
-    (strange / "session.json").write_text("{")
+    (strange / "session.jsonl").write_text("{}\n{}\n")
     house.open()
     assert not half.exists()
     assert strange.exists()
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"state":"running"', b'{"state":"nonsense"}'])
+async def test_a_line_that_was_not_finished_does_not_count(house: House, agent: Agent, torn: bytes) -> None:
+    session = await house.running(agent)
+    agent.write(1, 1, 0, b"abc")
+    agent.tell(1, ProcessState.CLOSED, stdout=3)
+    await settle()
+    path = session.folder / "session.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(before + torn)
+    house.open()
+    assert house.sessions.get(session.id).state == "ended"
+    assert path.read_bytes() == before
+
+
+async def test_a_creation_that_was_not_finished_never_was(house: House) -> None:
+    session = await house.create()
+    path = session.folder / "session.jsonl"
+    path.write_bytes(path.read_bytes().split(b"\n")[0] + b"\n{")
+    house.open()
+    assert house.sessions.of_sandbox(SANDBOX) == ()
+    assert not session.folder.exists()
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

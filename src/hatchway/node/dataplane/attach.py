@@ -54,7 +54,6 @@ class Attach:
                     await session.start(plane.link(session))
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 await self._stream(session, follower, send)
-                await send({"type": "http.response.body", "body": b""})
             finally:
                 departure.close()
 
@@ -68,11 +67,12 @@ class Attach:
                 frames.append(frame)
                 size += len(frame)
             if frames:
-                await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
-            elif feed.over:
-                return
+                await send({"type": "http.response.body", "body": b"".join(frames), "more_body": not feed.over})
+                if feed.over:
+                    return
             elif not await follower.wait(limits.ping_s):
                 await send({"type": "http.response.body", "body": sse.PING, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})  # without `end`: the client goes on elsewhere or later
 
 
 class Feed:

@@ -1,6 +1,12 @@
-"""The file that describes a session: what survives the node process."""
+"""The file that describes a session: what survives the node process.
+
+`session.jsonl` has the specification in its first line and one line per state that was reached after it; the last whole
+line holds. A line is added by one write, so a process that is killed at any instant leaves the former state or the new
+one. (Replacing a file instead makes a new one each time, the dearest of all calls here, and a short command waits for three of them.)
+"""
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -8,19 +14,16 @@ import msgspec
 
 from hatchway.wire.node import Exit, SessionSpec
 
-FILE = "session.json"
+FILE = "session.jsonl"
 
 
-class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Content of `session.json`. Times are Unix seconds, offsets octets.
+class State(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What changes. Times are Unix seconds, offsets octets.
 
     What a running process does is not written down step by step: after a restart the agent says it. Written are the
     creation, the intent to start, the end of the leader and the end of the streams.
     """
 
-    version: int = 1
-    spec: SessionSpec
-    created_at: float
     epoch: int = 1
     """Grows when the sandbox is rolled back, so that offsets of another past are not taken for ours."""
     state: str = "created"
@@ -43,25 +46,71 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`deleted` or `expired`: nobody sees the session any more; the record waits until the agent forgot the process."""
 
 
+class Record(State, kw_only=True, omit_defaults=True):
+    """A session: its specification and its present state."""
+
+    spec: SessionSpec
+    created_at: float
+
+
+class _Head(msgspec.Struct, kw_only=True):
+    version: int
+    spec: SessionSpec
+    created_at: float
+
+
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Record)
+_heads = msgspec.json.Decoder(_Head)
+_states = msgspec.json.Decoder(State)
+_FIELDS = State.__struct_fields__
+
+
+def create(folder: Path, record: Record) -> None:
+    """Writes the first lines. Raises `OSError`."""
+    head = _encoder.encode(_Head(version=1, spec=record.spec, created_at=record.created_at))
+    _write(folder, os.O_CREAT | os.O_TRUNC, head + b"\n" + _line(record))
 
 
 def save(folder: Path, record: Record) -> None:
-    """Replaces the record atomically. Raises `OSError`."""
-    path, temporary = f"{folder}/{FILE}", f"{folder}/{FILE}.new"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        body = _encoder.encode(record)
-        while body:
-            body = body[os.write(fd, body) :]
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
+    """Adds the present state. Raises `OSError`; nothing is added then."""
+    _write(folder, 0, _line(record))
 
 
 def load(folder: Path) -> Record | None:
-    """Reads the record; None when there is none, or none that can be understood."""
-    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
-        return _decoder.decode((folder / FILE).read_bytes())
+    """Reads the record; None when there is none, or none that can be understood. Cuts off a line that was not finished."""
+    path = folder / FILE
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        lines = whole.splitlines()
+        if len(lines) < 2:
+            return None
+        head, state = _heads.decode(lines[0]), _states.decode(lines[-1])
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+        fields = {name: getattr(state, name) for name in _FIELDS}
+        return Record(spec=head.spec, created_at=head.created_at, **fields)
     return None
+
+
+def is_complete(folder: Path) -> bool:
+    """Tells whether the session was ever recorded: its creation was answered only after the second line."""
+    try:
+        return (folder / FILE).read_bytes().count(b"\n") >= 2
+    except OSError:
+        return False
+
+
+def _line(record: Record) -> bytes:
+    return _encoder.encode(State(**{name: getattr(record, name) for name in _FIELDS})) + b"\n"
+
+
+def _write(folder: Path, flags: int, body: bytes) -> None:
+    fd = os.open(f"{folder}/{FILE}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+    try:
+        written = os.write(fd, body)
+        if written < len(body):  # the disk is full: half a line must not stand before the next one
+            os.ftruncate(fd, os.fstat(fd).st_size - written)
+            raise OSError(errno.ENOSPC, "no space left for the record of a session")
+    finally:
+        os.close(fd)

@@ -58,11 +58,12 @@ class Sessions:
 
     def load(self) -> None:
         """Reads back what a former process left; folders without a record (half made, half removed) go away."""
+        found: list[Session] = []
         for sandbox_folder in self._folder.iterdir():
             for folder in sandbox_folder.iterdir():
                 record = records.load(folder)
                 if record is None:
-                    if (folder / FILE).exists():
+                    if records.is_complete(folder):
                         log.error("the record of session %s cannot be read; it is left alone", folder)
                     else:
                         shutil.rmtree(folder, ignore_errors=True)
@@ -70,9 +71,11 @@ class Sessions:
                 if record.hidden and not record.agent_open:
                     _remove(folder)
                     continue
-                self._add(self._revive(folder, record))
+                found.append(self._revive(folder, record))
             with contextlib.suppress(OSError):
                 sandbox_folder.rmdir()
+        for session in sorted(found, key=lambda one: one.record.created_at):
+            self._add(session)
 
     # -- SessionHost
 
@@ -98,7 +101,7 @@ class Sessions:
         record = Record(spec=spec, created_at=now, retain_until=now + max(spec.retain_s, self._limits.unstarted_s))
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            records.save(folder, record)
+            records.create(folder, record)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise HostExhausted("disk_full", f"The session cannot be recorded: {error}", "Free disk space.") from error
