@@ -176,13 +176,13 @@ class Process:
             raise Lost("PROC goes back behind what was said before")
         if self._credited and (proc.stdout_total < self._next[0] or proc.stderr_total < self._next[1]):
             raise Lost("PROC counts less output than was sent")
-        self.proc = proc
         if before is None and not self.starting:
             # Found, not started by this link: the agent may hold octets from before that the process has still to take.
             self._inherited = proc.stdin_offset + MAX_INPUT_LIMIT
-        self.starting = False
         if proc.stdin_offset > max(self.sent, self._inherited):
             raise Lost("PROC counts more stdin than was sent")
+        self.proc = proc
+        self.starting = False
         self.taken = max(self.taken, proc.stdin_offset)
         self.tell()
         self.wake()

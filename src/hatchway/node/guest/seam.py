@@ -121,7 +121,9 @@ class ProcessSink(Protocol):
 class GuestLink(Protocol):
     """One sandbox's agent. All calls wait through a reconnection, raise `LinkLost` when the VM is gone and `GuestError` when refused."""
 
-    hello: AgentHello
+    @property
+    def hello(self) -> AgentHello:
+        """What the agent said when the link last came up."""
 
     async def setup(
         self,
