@@ -5,7 +5,6 @@ cannot be guessed, and short enough for a DNS label beside a port number.
 """
 
 import re
-import secrets
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 LENGTH = 20
@@ -14,6 +13,8 @@ _PATTERN = re.compile(r"[a-z0-9]{20}")
 
 def new_id() -> str:
     """Returns a fresh random id."""
+    import secrets  # late: it costs 2 MiB, and the launcher only checks ids
+
     return "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
 
 

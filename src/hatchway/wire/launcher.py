@@ -8,6 +8,7 @@ id grammar, numbers against their ranges, and the VMM's arguments are handed to 
 import msgspec
 
 MAX_DATAGRAM = 60_000
+MAX_LISTED = 150
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,9 @@ class ForgetVm(Struct, frozen=True, kw_only=True, tag="forget_vm"):
 
 
 class ListVms(Struct, frozen=True, kw_only=True, tag="list_vms"):
-    """Asks for every VM that the launcher has a record of. Answer: `VmList`."""
+    """Asks for the VMs that the launcher has a record of, in the order of their ids, from behind `after` on. Answer: `VmList`."""
+
+    after: str = ""
 
 
 Request = Hello | StartVm | KillVm | ForgetVm | ListVms
@@ -101,6 +104,9 @@ class VmList(Struct, frozen=True, kw_only=True, tag="vm_list"):
     """Answer to `ListVms`; VMs of an earlier host boot are listed with `alive: false`."""
 
     vms: tuple[VmRecord, ...]
+    """At most `MAX_LISTED`."""
+    more: bool = False
+    """There are others behind the last of these."""
 
 
 class Done(Struct, frozen=True, kw_only=True, tag="done"):

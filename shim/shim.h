@@ -1,0 +1,149 @@
+/* hatchway-shim: what its files share. docs/protocols/shim.md is the contract. */
+#ifndef HATCHWAY_SHIM_H
+#define HATCHWAY_SHIM_H
+
+#include "kernel.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+enum {
+	ID_LENGTH = 20,
+	MAX_PASS = 96,
+	MAX_CGROUPS = 8,
+	MAX_DEVICES = 4,
+	MAX_PEERS = 8,
+	MAX_CLAIM = 16384,
+	MAX_CLAIM_FDS = 120,
+	CLAIM_FD_BASE = 300,
+	MAX_FD = CLAIM_FD_BASE + MAX_CLAIM_FDS - 1, /* of every descriptor that is named to the shim */
+	MIN_TARGET_FD = 10,
+	MAX_TARGET_FD = 255,
+	MAX_REQUEST = 4096,
+	MAX_CONNECTIONS = 4,
+	MAX_STRINGS = 1024,
+	MAX_STRINGS_BYTES = 1 << 20,
+	LOG_BYTES = 3072,
+	ERROR_BYTES = 512,
+};
+
+struct pass {
+	int from, to;
+};
+
+/* Everything that the command line, or the claim of a parked shim, says. */
+struct config {
+	char id[ID_LENGTH + 1];
+	bool has_uid, has_gid, has_generation;
+	uid_t uid;
+	gid_t gid;
+	unsigned long long generation;
+	int control_fd, root_fd, argv_fd, env_fd, report_fd, netns_fd;
+	struct pass pass[MAX_PASS];
+	int passes;
+	int cgroup_fd[MAX_CGROUPS];
+	int cgroups;
+	char device[MAX_DEVICES][16];
+	int devices;
+	uid_t peer[MAX_PEERS];
+	int peers;
+	unsigned long long nofile, fsize, nproc;
+	bool no_userns_drop, network, park;
+	int tap_to;
+
+	int tap_fd;  /* made by network_make */
+	int tree_fd; /* detached clone of root_fd, made by jail_clone_tree */
+	int proc_fd; /* private procfs of the jail's PID namespace, -1 where the kernel refuses it */
+	char proc_error[ERROR_BYTES];
+	char **argv, **env;
+};
+
+/* args.c. Both return false and fill `error` when something is wrong; nothing else is changed by that. */
+void config_init(struct config *config);
+bool config_parse(struct config *config, int count, char *const *words, char *error);
+bool config_complete(const struct config *config, char *error);
+/* Reads a file of NUL-ended strings into an array that ends with NULL; NULL and `error` on failure. */
+char **read_strings(int fd, const char *what, char *error);
+
+/* network.c: a network namespace of its own with lo and, where `tap`, tap0. */
+bool network_make(struct config *config, char *error);
+
+/* jail.c */
+bool jail_join_cgroups(const struct config *config, char *error);
+bool jail_clone_tree(struct config *config, char *error);
+bool jail_enter(struct config *config, char *error);
+bool jail_drop(const struct config *config, bool vmm, char *error);
+bool jail_set_limits(const struct config *config, char *error);
+int exec_vmm(const struct config *config, int exec_report, int sync, int log_fd);
+
+/* init.c: PID 1 of the jail. Never returns. */
+_Noreturn void init_main(struct config *config, int sync);
+
+/* serve.c: the control socket. Never returns. */
+struct vmm {
+	pid_t pid;      /* in the jail's PID namespace */
+	pid_t host_pid; /* in the launcher's */
+	pid_t shim_pid; /* of the shim, in the launcher's */
+	int log_fd;
+};
+_Noreturn void serve(struct config *config, struct vmm vmm);
+
+/* request.c: the grammar of requests, and the bounded tail of what the VMM wrote to its standard output and error. */
+struct request {
+	char verb[16];
+	char key[16];
+	unsigned long long value;
+	bool has_value;
+};
+bool request_parse(const char *text, size_t length, struct request *request);
+
+struct tail {
+	char bytes[LOG_BYTES];
+	size_t start, used;
+	unsigned long long total;
+};
+void tail_add(struct tail *tail, const char *data, size_t length);
+size_t tail_copy(const struct tail *tail, char *out);
+
+/* runs.c: lists of page runs, bounded by joining near ones. */
+struct run {
+	uint64_t first, pages;
+};
+struct runs {
+	struct run *run;
+	size_t count, limit;
+	uint64_t gap; /* pages between two runs that are worth joining */
+	uint64_t pages;
+};
+bool runs_init(struct runs *runs, size_t limit);
+void runs_add(struct runs *runs, uint64_t first, uint64_t pages);
+void runs_free(struct runs *runs);
+
+/* A mapping of the VMM, of whole pages. */
+struct area {
+	uint64_t start, end, offset, inode;
+	unsigned major, minor;
+	bool private;
+};
+bool area_parse(const char *line, struct area *area);
+
+/* memory.c: both work on the VMM's mapping of the file behind `map_fd`, and fill `code` and `error` on failure. */
+struct transfer {
+	uint64_t pages, runs, bytes;
+};
+struct memory_error {
+	const char *code;
+	char text[ERROR_BYTES];
+};
+bool memory_capture(int proc_fd, pid_t pid, int map_fd, int out_fd, struct transfer *done, struct memory_error *error);
+bool memory_inject(int proc_fd, pid_t pid, int map_fd, int in_fd, struct transfer *done, struct memory_error *error);
+
+/* userns.c: becomes root of a new user namespace and executes `argv`. Returns an exit code on failure. */
+int userns_exec(char **argv);
+
+/* Formats "what: reason of errno". Always false, so that callers can return it. */
+bool failed(char *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bool failed_errno(char *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,212 @@
+"""Limits of a VM: one cgroup per slot, below `hatchway/INSTANCE/`, on version 2 or version 1 of cgroups.
+
+Slots have them ahead of time, because moving a process into a cgroup waits for an RCU grace period (about 6 ms).
+"""
+
+import contextlib
+import os
+
+PERIOD_US = 100_000
+_V1 = ("memory", "pids", "cpu")
+_V2 = ("memory", "pids", "cpu")
+
+
+class Limits:
+    """What a VM may use; `vcpus` virtual CPUs and `memory_mib` MiB, the VMM's own included."""
+
+    def __init__(self, vcpus: int, memory_mib: int) -> None:
+        self.memory = memory_mib << 20
+        self.pids = 64 + 16 * vcpus
+        # Half a CPU more than the guest has, for the VMM's own threads.
+        self.quota_us = vcpus * PERIOD_US + PERIOD_US // 2
+        self.vcpus = vcpus
+
+    def files(self, version: str) -> list[tuple[str, str, str]]:
+        """Returns (controller, file, value); on version 2 the controller does not matter."""
+        if version == "v1":
+            return [
+                ("memory", "memory.limit_in_bytes", str(self.memory)),
+                ("pids", "pids.max", str(self.pids)),
+                ("cpu", "cpu.shares", str(min(1024 * self.vcpus, 262_144))),
+                ("cpu", "cpu.cfs_period_us", str(PERIOD_US)),
+                ("cpu", "cpu.cfs_quota_us", str(self.quota_us)),
+            ]
+        return [
+            ("", "memory.max", str(self.memory)),
+            ("", "pids.max", str(self.pids)),
+            ("", "cpu.weight", str(min(100 * self.vcpus, 10_000))),
+            ("", "cpu.max", f"{self.quota_us} {PERIOD_US}"),
+        ]
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+class SlotCgroup:
+    """The cgroup of one slot: one folder on version 2, one per controller on version 1, none where there are none."""
+
+    def __init__(self, version: str, folders: dict[str, str]) -> None:
+        self._version = version
+        self._folders = folders
+
+    def make(self) -> None:
+        """Makes the folders; those that a killed launcher left are used again."""
+        for folder in self._folders.values():
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o755)
+
+    def open_procs(self) -> list[int]:
+        """Opens the files that a process writes itself into."""
+        fds: list[int] = []
+        try:
+            for folder in self._folders.values():
+                fds.append(os.open(folder + "/cgroup.procs", os.O_WRONLY))
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return fds
+
+    def limit(self, limits: Limits) -> None:
+        """Sets the bounds. Raises `OSError` when the kernel refuses one."""
+        if self._folders:
+            for controller, name, value in limits.files(self._version):
+                _write(f"{self._folders[controller]}/{name}", value)
+
+    def kill(self) -> None:
+        """Kills whatever is in it."""
+        for folder in self._folders.values():
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    _write(folder + "/cgroup.kill", "1")
+                except FileNotFoundError:  # version 1, or a kernel before 5.14
+                    for pid in _read(folder + "/cgroup.procs").split():
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(int(pid), 9)
+
+    def remove(self) -> bool:
+        """Removes it; False while something in it still dies."""
+        gone = True
+        for folder in self._folders.values():
+            try:
+                os.rmdir(folder)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                gone = False
+        return gone
+
+
+class Cgroups:
+    """The cgroups of this installation. `version` is `v2`, `v1` or `none`; `warning` then says why and what helps."""
+
+    def __init__(self, instance: str, candidates: "list[tuple[str, dict[str, str]]] | None" = None) -> None:
+        self.version = "none"
+        self.warning = ""
+        self._bases: dict[str, str] = {}
+        reasons = []
+        for version, mounts in mounted() if candidates is None else candidates:
+            try:
+                self._bases = {name: _prepare(version, mount, instance) for name, mount in mounts.items()}
+            except OSError as error:
+                reasons.append(f"{error.filename or version}: {error.strerror}")
+                continue
+            self.version = version
+            return
+        self.warning = (
+            f"no cgroup can be made ({'; '.join(reasons) or 'none is mounted'}): memory, CPU and processes of VMs are not limited. "
+            "Run as root, or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes)"
+        )
+
+    def slot(self, slot: int) -> SlotCgroup:
+        """Returns the cgroup of a slot, made or not."""
+        return SlotCgroup(self.version, {name: f"{base}/slot-{slot}" for name, base in self._bases.items()})
+
+    def leftovers(self) -> set[int]:
+        """Returns the slots that have a cgroup."""
+        found: set[int] = set()
+        for base in self._bases.values():
+            for name in os.listdir(base):
+                if name.startswith("slot-") and name[5:].isdecimal():
+                    found.add(int(name[5:]))
+        return found
+
+    def close(self) -> None:
+        """Removes the installation's folders if no VM is in them."""
+        for base in self._bases.values():
+            with contextlib.suppress(OSError):
+                os.rmdir(base)
+                os.rmdir(os.path.dirname(base))
+
+
+def _prepare(version: str, mount: str, instance: str) -> str:
+    parent = mount
+    for name in ("hatchway", instance):
+        if version == "v2":
+            _delegate(parent)
+        parent = f"{parent}/{name}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(parent, 0o755)
+    if version == "v2":
+        _delegate(parent)
+    if not os.access(parent + "/cgroup.procs", os.W_OK):
+        raise PermissionError(13, "not writable", parent)
+    return parent
+
+
+def _delegate(folder: str) -> None:
+    have = _read(folder + "/cgroup.subtree_control").split()
+    lack = [name for name in _V2 if name not in have]
+    if lack:
+        try:
+            _write(folder + "/cgroup.subtree_control", " ".join("+" + name for name in lack))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, folder) from error
+
+
+def mounted() -> list[tuple[str, dict[str, str]]]:
+    """Returns what could be used, best first: (`v2`, {"": folder}) or (`v1`, {controller: folder})."""
+    v1: dict[str, str] = {}
+    v2 = ""
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            kind, _, options = right.split(" ", 2)
+            where = left.split(" ")[4]
+            if kind == "cgroup2":
+                v2 = where
+            elif kind == "cgroup":
+                for name in _V1:
+                    if name in options.strip().split(","):
+                        v1[name] = where
+    found: list[tuple[str, dict[str, str]]] = []
+    if v2 and set(_V2) <= set(_read(v2 + "/cgroup.controllers").split()):
+        found.append(("v2", {"": v2}))
+    if v2 and (os.geteuid() != 0 or _in_user_namespace()):
+        own = _own_v2()
+        if own not in ("", "/"):
+            found.append(("v2", {"": v2 + own}))
+    if len(v1) == len(_V1):
+        found.append(("v1", v1))
+    return found
+
+
+def _own_v2() -> str:
+    for line in _read("/proc/self/cgroup").splitlines():
+        if line.startswith("0::"):
+            return line[3:]
+    return ""
+
+
+def _in_user_namespace() -> bool:
+    return _read("/proc/self/uid_map").split() != ["0", "0", "4294967295"]

@@ -1,0 +1,169 @@
+"""Slots prepared ahead: parked shims that already have their network namespace, tap and cgroup, and wait for their VM."""
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from hatchway.launcher.cgroups import Cgroups, SlotCgroup
+from hatchway.launcher.errors import Refused
+from hatchway.launcher.log import say
+from hatchway.launcher.loop import Loop
+
+REFILL_DELAY_S = 0.25
+RETRY_DELAY_S = 5.0
+REMOVE_WITHIN_S = 30.0
+
+
+class Slot:
+    """One slot, with its shim until that is handed over to a VM."""
+
+    def __init__(self, number: int, cgroup: SlotCgroup, pid: int, channel: socket.socket) -> None:
+        self.number = number
+        self.cgroup = cgroup
+        self.pidfd = os.pidfd_open(pid)
+        """Of the parked shim, not of the VM's."""
+        self.channel = channel
+        self.ready = False
+
+    def close(self) -> None:
+        """Closes our end: a shim that was not told `commit` ends by it, and all that it started."""
+        self.channel.close()
+        os.close(self.pidfd)
+
+
+class Stock:
+    """Owns the slots' numbers and prepares up to `target` of them while nothing else is to be done."""
+
+    def __init__(self, loop: Loop, cgroups: Cgroups, shim: str, slots: int, target: int, network: bool) -> None:
+        self._loop = loop
+        self._cgroups = cgroups
+        self._shim = shim
+        self._target = target
+        self._network = network
+        self._free = list(range(slots - 1, -1, -1))
+        self._waiting: list[Slot] = []
+        self._planned = False
+        self._closed = False
+
+    def reserve(self, number: int) -> None:
+        """Takes the slot of a VM that runs since before this launcher did."""
+        if number in self._free:
+            self._free.remove(number)
+
+    def plan(self, delay: float = REFILL_DELAY_S) -> None:
+        """Refills a little later, so as not to compete with the start that is in progress."""
+        if not self._planned and not self._closed and len(self._waiting) < self._target and self._free:
+            self._planned = True
+            self._loop.later(delay, self._refill)
+
+    def claim(self) -> Slot:
+        """Returns a slot that nobody else has; its channel is the caller's from now on. Raises `Refused("no_slot")`."""
+        if not self._waiting:
+            return self._prepare()
+        slot = next((slot for slot in self._waiting if slot.ready), self._waiting[0])
+        self._waiting.remove(slot)
+        self._loop.unwatch(slot.channel.fileno())
+        return slot
+
+    def release(self, number: int, then: Callable[[], None] | None = None) -> None:
+        """Gives back a slot whose processes were ended: as soon as its cgroup could be removed it is free again.
+
+        Calls `then` when it is, or after `REMOVE_WITHIN_S` when it never was (the slot stays out of use then).
+        """
+        cgroup = self._cgroups.slot(number)
+        tries = 0
+
+        def attempt() -> None:
+            nonlocal tries
+            tries += 1
+            gone = cgroup.remove()
+            if not gone and tries * 0.02 < REMOVE_WITHIN_S and not self._closed:
+                if tries == 50:
+                    cgroup.kill()
+                self._loop.later(0.02, attempt)
+                return
+            if gone:
+                self._free.append(number)
+                self.plan()
+            else:
+                say(f"slot {number}: its cgroup cannot be removed; the slot stays out of use")
+            if then is not None:
+                then()
+
+        attempt()
+
+    def close(self) -> None:
+        """Ends the parked shims, and removes their cgroups as far as they are gone within a second."""
+        self._closed = True
+        until = time.monotonic() + 1.0
+        for slot in self._waiting:
+            self._loop.unwatch(slot.channel.fileno())
+            slot.channel.close()
+        for slot in self._waiting:
+            select.select([slot.pidfd], [], [], max(0.0, until - time.monotonic()))
+            slot.close()
+            slot.cgroup.remove()
+        self._waiting.clear()
+
+    def _refill(self) -> None:
+        self._planned = False
+        if self._closed or len(self._waiting) >= self._target or not self._free:
+            return
+        try:
+            slot = self._prepare()
+        except Refused as error:
+            say(f"cannot prepare a slot: {error.message}")
+            self.plan(RETRY_DELAY_S)
+            return
+        self._waiting.append(slot)
+        self._loop.watch(slot.channel.fileno(), lambda: self._heard(slot))
+
+    def _heard(self, slot: Slot) -> None:
+        try:
+            word = slot.channel.recv(1024, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            word = b""
+        if word == b"parked":
+            slot.ready = True
+            self.plan(0.0)
+            return
+        self._loop.unwatch(slot.channel.fileno())
+        self._waiting.remove(slot)
+        slot.close()
+        say(f"a prepared slot ended: {word.decode(errors='replace') or 'killed'}")
+        self.release(slot.number)
+        self.plan(RETRY_DELAY_S)
+
+    def _prepare(self) -> Slot:
+        if not self._free:
+            raise Refused("no_slot", "all slots are taken", "delete sandboxes, or start with more --slots")
+        number = self._free.pop()
+        cgroup = self._cgroups.slot(number)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        procs: list[int] = []
+        try:
+            cgroup.make()
+            procs = cgroup.open_procs()
+            words = ["hatchway-shim", "--park", "--report-fd", str(theirs.fileno())]
+            if self._network:
+                words.append("--network")
+            for fd in procs:
+                words += ["--cgroup-fd", str(fd)]
+                os.set_inheritable(fd, True)
+            theirs.set_inheritable(True)
+            # One thread: nobody else can start a program while these are inheritable.
+            pid = os.posix_spawn(self._shim, words, {}, setsigmask=[])
+        except OSError as error:
+            ours.close()
+            cgroup.remove()
+            self._free.append(number)
+            raise Refused("host_exhausted", f"preparing a slot: {error}") from error
+        finally:
+            theirs.close()
+            for fd in procs:
+                os.close(fd)
+        return Slot(number, cgroup, pid, ours)

@@ -1,0 +1,61 @@
+"""Datagrams with descriptors over Unix SOCK_SEQPACKET sockets, for asyncio: what the launcher and the shims speak."""
+
+import array
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+_RETRY_S = 0.005
+
+
+async def connect(path: Path) -> socket.socket:
+    """Connects, however long the path is. Raises `OSError`; while the peer's queue is full it waits: bound it."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            while True:
+                try:
+                    sock.connect(f"/proc/self/fd/{folder}/{path.name}")
+                    return sock
+                except BlockingIOError:
+                    # For Unix sockets this means a full queue, not a connection on its way.
+                    await asyncio.sleep(_RETRY_S)
+        except BaseException:
+            sock.close()
+            raise
+    finally:
+        os.close(folder)
+
+
+async def send(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Sends one datagram, with descriptors beside it. Raises `OSError`."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    while True:
+        try:
+            sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+            return
+        except BlockingIOError:
+            await _writable(sock)
+
+
+async def receive(sock: socket.socket, most: int) -> bytes:
+    """Receives one datagram; empty at the end. Raises `OSError`."""
+    return await asyncio.get_running_loop().sock_recv(sock, most)
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_writer(sock, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(sock)
