@@ -29,8 +29,8 @@ CREATE_WITHIN_S = 600.0
 """The first creation of a shape bakes it: a cold boot and more, on a host that may be busy."""
 LOOK_WITHIN_S = 10.0
 FLUSH_EVERY_S = 0.25
-RETRY_S = (0.02, 0.1, 0.5, 2.0, 5.0)
-DELETE_RETRY_S = (0.2, 1.0, 5.0, 30.0)
+RETRY_S: tuple[float, ...] = (0.02, 0.1, 0.5, 2.0, 5.0)
+DELETE_RETRY_S: tuple[float, ...] = (0.2, 1.0, 5.0, 30.0)
 
 log = logging.getLogger(__name__)
 

@@ -111,4 +111,6 @@ def note_used(connection: Connection, used: Iterable[tuple[str, float]]) -> None
 
 
 def _row(row: RowMapping) -> KeyRow:
-    return msgspec.convert(dict(row), KeyRow)
+    values = dict(row)
+    values["scopes"] = tuple(values["scopes"])
+    return KeyRow(**values)

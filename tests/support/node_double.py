@@ -1,0 +1,218 @@
+"""A node without virtual machines: speaks `wire.rpc` like the real one, keeps its sandboxes in memory, and fails on demand.
+
+It stands in for `hatchway.node` where the control plane is tested alone; the real node has its own tests. What it keeps survives
+`die` and `start`, as a node's records survive the node.
+"""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hatchway.domain.errors import Conflict, NotFound
+from hatchway.domain.ids import new_id
+from hatchway.domain.lifecycle import VERBS, State, Verb, admits
+from hatchway.wire import node as wire
+from hatchway.wire.rpc import Connection
+
+Hook = Callable[[Any], Awaitable[None]]
+
+DIGEST = "sha256:" + "5eed" * 16
+
+
+class NodeDouble:
+    """One node. `hooks[method]` is awaited before the method does anything; what it raises is answered."""
+
+    def __init__(self, path: Path, node_id: str = "node-one", isolation: str = "emulated") -> None:
+        self.path = path
+        self.node_id = node_id
+        self.isolation = isolation
+        self.attach_url = "http://127.0.0.1:7071"
+        self.boxes: dict[str, wire.Observed] = {}
+        self.specs: dict[str, wire.SandboxSpec] = {}
+        self.sessions: dict[str, wire.SessionStatus] = {}
+        self.session_specs: dict[str, wire.SessionSpec] = {}
+        self.hooks: dict[str, Hook] = {}
+        self.calls: list[str] = []
+        self.configured: wire.Configure | None = None
+        self.sequence = time.time_ns() // 1000
+        self.tls: tuple[str, ssl.SSLContext] | None = None
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+        self._listeners: set[Connection] = set()
+
+    # -- its life
+
+    async def start(self) -> None:
+        """Listens."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        if self.tls is None:
+            self._server = await asyncio.start_unix_server(self._accept, self.path)
+        else:
+            host, context = self.tls
+            self._server = await asyncio.start_server(self._accept, host, self.port, ssl=context)
+            self.port = self._server.sockets[0].getsockname()[1]
+
+    async def die(self) -> None:
+        """Is gone from one moment to the next: nothing is answered any more."""
+        assert self._server is not None
+        self._server.close()
+        for connection in list(self._connections):
+            connection._writer.transport.abort()
+            await connection.close()
+        self._listeners.clear()
+        await self._server.wait_closed()
+
+    # -- what happens unasked
+
+    def happen(self, sandbox_id: str, state: State, cause: str | None, reason: str) -> None:
+        """A sandbox changes by itself; who listens is told."""
+        self.sequence += 1
+        self.boxes[sandbox_id] = msgspec.structs.replace(
+            self.boxes[sandbox_id], state=state, cause=cause, reason=reason, sequence=self.sequence
+        )
+        self.tell(wire.Event(observed=self.boxes[sandbox_id]))
+
+    def session_becomes(self, session_id: str, **changes: Any) -> None:
+        """A session changes; who listens is told."""
+        self.sessions[session_id] = msgspec.structs.replace(self.sessions[session_id], **changes)
+        self.tell(wire.Event(session=self.sessions[session_id]))
+
+    def tell(self, event: wire.Event) -> None:
+        """Sends an event to every control process that subscribed."""
+        for connection in self._listeners:
+            connection.notify("event", event)
+
+    # -- serving
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def handler(method: str) -> Callable[[Connection, msgspec.Raw], Awaitable[object]]:
+            async def handle(connection: Connection, raw: msgspec.Raw) -> object:
+                request = msgspec.msgpack.decode(raw, type=wire.METHODS[method][0])
+                self.calls.append(method)
+                if method in self.hooks:
+                    await self.hooks[method](request)
+                return self._answer(connection, method, request)
+
+            return handle
+
+        connection = Connection(reader, writer, {method: handler(method) for method in wire.METHODS})
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            self._listeners.discard(connection)
+
+    def _answer(self, connection: Connection, method: str, request: Any) -> object:
+        match method:
+            case "node.info":
+                return wire.NodeInfo(
+                    node_id=self.node_id,
+                    version="0",
+                    boot_id="boot",
+                    attach_url=self.attach_url,
+                    isolation=self.isolation,
+                    vmm="double",
+                    cpus=2,
+                    memory_mib=4096,
+                    disk_mib=100_000,
+                )
+            case "node.configure":
+                self.configured = request
+                return wire.Empty()
+            case "template.list":
+                return wire.TemplateList(templates=(self._release(),))
+            case "template.resolve":
+                if request.reference not in ("seed", "seed:latest", f"seed@{DIGEST}"):
+                    raise NotFound("unknown_template", f"There is no template {request.reference!r}.", "")
+                return self._release()
+            case "sandbox.list":
+                return wire.SandboxList(sandboxes=tuple(self.boxes.values()), sequence=self.sequence)
+            case "events.subscribe":
+                self._listeners.add(connection)
+                return wire.Empty()
+            case "sandbox.create":
+                return self._create(request)
+            case "sandbox.get":
+                return self._box(request)
+            case "sandbox.delete":
+                seen = self._box(request)
+                self.sequence += 1
+                self.boxes.pop(request.sandbox_id)
+                return msgspec.structs.replace(seen, state=State.DELETED, cause=None, reason="", sequence=self.sequence)
+            case "sandbox.start" | "sandbox.stop" | "sandbox.pause" | "sandbox.resume":
+                return self._move(Verb(method.removeprefix("sandbox.")), request)
+            case _:
+                return self._session(method, request)
+
+    def _release(self) -> wire.TemplateRelease:
+        return wire.TemplateRelease(name="seed", tag="latest", digest=DIGEST, size_bytes=1, created_at=1.0)
+
+    def _box(self, ref: wire.SandboxRef) -> wire.Observed:
+        seen = self.boxes.get(ref.sandbox_id)
+        if seen is None:
+            raise NotFound("unknown_sandbox", f"There is no sandbox {ref.sandbox_id}.", "")
+        if ref.generation < seen.generation:
+            raise Conflict("stale_generation", "A newer one was here.", "")
+        return seen
+
+    def _create(self, spec: wire.SandboxSpec) -> wire.Observed:
+        seen = self.boxes.get(spec.sandbox_id)
+        if seen is not None and seen.state == State.RUNNING:
+            return seen
+        self.sequence += 1
+        self.specs[spec.sandbox_id] = spec
+        self.boxes[spec.sandbox_id] = wire.Observed(
+            sandbox_id=spec.sandbox_id,
+            project=spec.project,
+            generation=spec.generation,
+            state=State.RUNNING,
+            isolation=self.isolation,
+            boot_id=new_id(),
+            phases_ms={"restore": 1.0},
+            sequence=self.sequence,
+        )
+        return self.boxes[spec.sandbox_id]
+
+    def _move(self, verb: Verb, ref: wire.SandboxRef) -> wire.Observed:
+        seen = self._box(ref)
+        if not admits(verb, State(seen.state)):
+            raise Conflict("wrong_state", f"The sandbox is {seen.state}.", "")
+        self.sequence += 1
+        boot_id = new_id() if verb is Verb.START else seen.boot_id
+        self.boxes[ref.sandbox_id] = msgspec.structs.replace(
+            seen, state=VERBS[verb].target, cause=None, reason="", boot_id=boot_id, sequence=self.sequence
+        )
+        return self.boxes[ref.sandbox_id]
+
+    def _session(self, method: str, request: Any) -> object:
+        match method:
+            case "session.create":
+                known = self.session_specs.get(request.session_id)
+                if known is not None and known != request:
+                    raise Conflict("session_exists", "Another session has this id.", "")
+                if known is None:
+                    self.session_specs[request.session_id] = request
+                    self.sessions[request.session_id] = wire.SessionStatus(
+                        session_id=request.session_id, sandbox_id=request.sandbox_id, state="created"
+                    )
+                return self.sessions[request.session_id]
+            case "session.list":
+                found = (one for one in self.sessions.values() if one.sandbox_id == request.sandbox_id)
+                return wire.SessionList(sessions=tuple(found))
+            case "session.get":
+                if request.session_id not in self.sessions:
+                    raise NotFound("unknown_session", "There is no such session.", "")
+                return self.sessions[request.session_id]
+            case "session.delete":
+                self.sessions.pop(request.session_id, None)
+                return wire.Empty()
+        raise AssertionError(method)
