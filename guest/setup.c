@@ -101,21 +101,36 @@ static int put_machine_id(const char *id)
     return put_file("/etc/machine-id", line, 33);
 }
 
+static bool valid_hostname(const char *name);
+static bool valid_machine_id(const char *id);
+
+/* A line that a file of the sandbox consists of, without its end; "" when there is none. */
+static void get_line(const char *path, char *to, size_t room)
+{
+    size_t n = get_file(path, to, room - 1);
+    to[n] = 0;
+    to[strcspn(to, "\n")] = 0;
+}
+
 void setup_first(void)
 {
     static const char digits[] = "0123456789abcdef";
+    char id[40], hostname[MAX_HOSTNAME + 2];
     uint8_t random[16];
-    char id[33];
-    if (agent.random_fd < 0 || read(agent.random_fd, random, sizeof random) != (ssize_t)sizeof random)
-        return;
-    for (int i = 0; i < 16; i++) {
-        id[2 * i] = digits[random[i] >> 4];
-        id[2 * i + 1] = digits[random[i] & 15];
+    get_line("/etc/machine-id", id, sizeof id);
+    if (!valid_machine_id(id) && agent.random_fd >= 0 && read(agent.random_fd, random, 16) == 16) {
+        for (int i = 0; i < 16; i++) {
+            id[2 * i] = digits[random[i] >> 4];
+            id[2 * i + 1] = digits[random[i] & 15];
+        }
+        id[32] = 0;
     }
-    id[32] = 0;
+    get_line("/etc/hostname", hostname, sizeof hostname);
+    if (!valid_hostname(hostname))
+        strcpy(hostname, "sandbox");
     int error = put_machine_id(id);
     if (error == 0)
-        error = put_hostname("sandbox");
+        error = put_hostname(hostname);
     if (error)
         say("identity files: %s", strerror(error));
 }
