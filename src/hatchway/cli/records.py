@@ -1,6 +1,5 @@
 """Commands about what is recorded: `operations`, `templates`, `keys`, `events`."""
 
-import time
 from typing import Annotated
 
 import typer
@@ -111,8 +110,7 @@ def keys_create(
     """Make an API key and print it; it is shown this once."""
     from .output import print_json
 
-    expires_at = None if expires_in is None else time.time() + expires_in
-    key = front.client.keys.create(name, expires_at=expires_at)
+    key = front.client.keys.create(name, expires_in=expires_in)
     if front.json:
         print_json(key)
     else:
@@ -139,4 +137,4 @@ def events(
         if front.json:
             print_json(event)
         else:
-            print(f"{event.id}  {event.kind}  {to_json(event.data)}", flush=True)
+            print(f"{event.id}  {event.kind}  {event.subject}  {to_json(event.data)}", flush=True)

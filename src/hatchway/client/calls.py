@@ -134,11 +134,16 @@ def await_operation(operation: Operation, *, timeout_s: float) -> Flow[Operation
     while not operation.done:
         if left <= 0:
             raise WaitTimeout(operation.id, timeout_s, operation.target)
-        pause = min(POLL_S[min(round_, len(POLL_S) - 1)], left)
-        round_ += 1
-        left -= pause
-        yield Pause(pause)
-        operation = yield from get_operation(operation.id)
+        wait = int(min(left, WAIT_AT_ONCE_S))
+        reply = yield from exchange(_operation_request(operation.id, wait))
+        operation = _either(reply.body, "operation", Operation)
+        if wait and "preference-applied" in reply.headers:
+            left -= wait
+        elif not operation.done:
+            pause = min(POLL_S[min(round_, len(POLL_S) - 1)], max(left, 0))
+            round_ += 1
+            left -= pause
+            yield Pause(pause)
     if operation.status != "succeeded":
         raise failure_of(operation)
     return operation
@@ -228,8 +233,15 @@ def keys() -> Listing[Key]:
 
 def get_operation(operation_id: str) -> Flow[Operation]:
     """Asks for one operation."""
-    reply = yield from exchange(Request("GET", f"/v1/operations/{_segment(operation_id)}"))
+    reply = yield from exchange(_operation_request(operation_id, 0))
     return _either(reply.body, "operation", Operation)
+
+
+def _operation_request(operation_id: str, wait: int) -> Request:
+    path = f"/v1/operations/{_segment(operation_id)}"
+    if wait < 1:
+        return Request("GET", path)
+    return Request("GET", path, headers={"Prefer": f"wait={wait}"}, timeout_s=wait + 30)
 
 
 def cancel_operation(operation_id: str) -> Flow[Operation]:
@@ -290,9 +302,9 @@ def create_key(body: Mapping[str, object]) -> Flow[NewKey]:
     return _either(reply.body, "key", NewKey)
 
 
-def key_body(name: str, scopes: Sequence[str] | None, expires_at: float | None) -> dict[str, object]:
+def key_body(name: str, scopes: Sequence[str] | None, expires_in_s: float | None) -> dict[str, object]:
     """Builds the body of a key request."""
-    return compact(name=name, scopes=None if scopes is None else list(scopes), expires_at=expires_at)
+    return compact(name=name, scopes=None if scopes is None else list(scopes), expires_in_s=expires_in_s)
 
 
 def delete_key(key_id: str) -> Flow[None]:

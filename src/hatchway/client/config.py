@@ -1,6 +1,7 @@
 """Where the service is and with which key to call it."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from .errors import ConnectionFailed, InvalidRequest
 
 DEFAULT_URL = "http://127.0.0.1:7070"
 _MAX_FILE = 64 * 1024
+_IPV4_LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def find(url: str | None = None, key: str | None = None, environ: Mapping[str, s
 
 def is_loopback(host: str) -> bool:
     """Tells whether `host`, a name or an address without brackets, is this machine by definition."""
-    return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
+    return host in ("localhost", "::1") or host.endswith(".localhost") or _IPV4_LOOPBACK.fullmatch(host) is not None
 
 
 def _host(url: str) -> str:

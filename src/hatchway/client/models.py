@@ -27,9 +27,13 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     id: str
     state: str
     """`pending running paused suspended stopped failed deleted`: the last stable state."""
+    desired: str | None = None
+    """The state that was last asked for."""
     name: str | None = None
-    operation: Any = None
-    """The operation in flight, if any."""
+    operation: dict[str, Any] | None = None
+    """The operation in flight, if any: its id, kind and status."""
+    conditions: tuple[dict[str, Any], ...] = ()
+    """What holds besides the state, for example that the node cannot be reached."""
     template: str = ""
     template_digest: str | None = None
     vcpus: int = 0
@@ -38,12 +42,14 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
     isolation: str | None = None
     """`hardware` or `emulated`; None before the sandbox was first started."""
+    require_isolation: str | None = None
     cause: str | None = None
     reason: str | None = None
     """For people: why it stopped or failed."""
     boot_id: str | None = None
     created_at: float | None = None
     updated_at: float | None = None
+    deleted_at: float | None = None
 
 
 class OperationError(_Record, frozen=True, kw_only=True):
@@ -83,7 +89,7 @@ class SessionInfo(_Record, frozen=True, kw_only=True):
 
     id: str
     state: str = "created"
-    """`created` (not started: attaching starts it), `running`, `exited` (the leader ended), `ended`."""
+    """`created` (not started: attaching starts it), `running`, `exited` (the leader ended), `ended`, `lost`."""
     sandbox_id: str | None = None
     process_id: int | None = None
     argv: tuple[str, ...] | None = None
@@ -127,7 +133,6 @@ class Key(_Record, frozen=True, kw_only=True):
     created_at: float | None = None
     expires_at: float | None = None
     last_used_at: float | None = None
-    revoked_at: float | None = None
 
 
 class NewKey(Key, frozen=True, kw_only=True):
@@ -142,7 +147,10 @@ class ServiceEvent(_Record, frozen=True, kw_only=True):
     id: str
     """What to go on after."""
     kind: str
-    data: Any = None
+    subject: str = ""
+    """The id of what it is about."""
+    data: dict[str, Any] = {}
+    created_at: float | None = None
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

@@ -1,7 +1,7 @@
 """What a client keeps of a command while it runs: the state of its session, and the output that `run` gathers. No I/O."""
 
 from . import calls, streams
-from .errors import BadAnswer, HatchwayError, OutputLimit
+from .errors import BadAnswer, Conflict, HatchwayError, OutputLimit
 from .events import Cursor, Exit, Gap, Output, SessionEvent
 from .models import Result
 from .steps import Flow, Stream
@@ -18,15 +18,23 @@ def octets(data: bytes | str) -> bytes:
 class SessionState:
     """One reader's and writer's view of a session."""
 
-    def __init__(self, opened: calls.Opened) -> None:
+    def __init__(self, opened: calls.Opened, *, fresh: bool) -> None:
         self.info = opened.info
         self.line = streams.Line(opened.info.id, opened.access)
         self.cursor = Cursor()
-        self.input = streams.Input(self.line)
+        self.input = streams.Input(self.line, 0 if fresh else None)
 
     def attach(self) -> Stream[SessionEvent]:
         """The flow that reads on after what was delivered."""
         return streams.attach(self.line, self.cursor)
+
+    def feed(self, data: bytes) -> Flow[None]:
+        """Writes all of the standard input; a process that ends before it took all of it is no failure."""
+        try:
+            yield from self.input.write(data, eof=True)
+        except Conflict as error:
+            if error.code != "process_ended":
+                raise
 
     def ended(self) -> Exit:
         """How the process ended; for a stream that was read to its end."""

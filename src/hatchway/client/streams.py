@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from .calls import decode, exchange, renew_access
-from .errors import ConnectionFailed, Gone, StreamLost, Unauthenticated, Unavailable, from_problem
+from .errors import BadAnswer, ConnectionFailed, Gone, StreamLost, Unauthenticated, Unavailable, from_problem
 from .events import Cursor, SessionEvent, StreamName
 from .models import Access, ServiceEvent
 from .sse import Parser
@@ -96,8 +96,10 @@ def attach(line: Line, cursor: Cursor) -> Stream[SessionEvent]:
                 if not piece:
                     raise ConnectionFailed("The stream ended in the middle.")
                 for event in parser.feed(piece):
-                    patience.progress()
+                    if event.name == "ping":
+                        patience.progress()
                     for item in cursor.take(event):
+                        patience.progress()
                         yield Emit(item)
             # The rest of the answer is its end mark: having read it, the connection can be used again.
             while (yield Read()):
@@ -171,53 +173,63 @@ def output(line: Line, stream: StreamName, from_: int, follow: bool) -> Stream[b
             yield patience.next_pause(error.cause)
 
 
+class _Told(msgspec.Struct):
+    subject: str = ""
+    data: dict[str, Any] = {}
+    created_at: float | None = None
+
+
 class _Taken(msgspec.Struct):
     offset: int
 
 
 class Input:
-    """The writer's end of a session's standard input: knows its offset, so that a repeated request writes nothing twice."""
+    """The writer's end of a session's standard input: knows its offset, so that a repeated request writes nothing twice.
 
-    def __init__(self, line: Line) -> None:
+    `offset` is None where others may have written before: the first request then goes on wherever the input is.
+    """
+
+    def __init__(self, line: Line, offset: int | None) -> None:
         self._line = line
-        self.offset = 0
+        self.offset = offset
 
     def write(self, data: bytes, *, eof: bool) -> Flow[None]:
         """Writes all of `data`, and closes the input after it with `eof`. Stays until the process's side has taken it."""
-        view = memoryview(data)
-        at = 0
-        while True:
-            piece = bytes(view[at : at + STDIN_PIECE])
-            at += len(piece)
-            last = at >= len(data)
-            yield from self._send(piece, eof and last)
-            if last:
-                return
+        if self.offset is None:
+            yield from self._request(b"", None, False)
+        for at in range(0, max(len(data), 1), STDIN_PIECE):
+            piece = data[at : at + STDIN_PIECE]
+            yield from self._write(piece, eof and at + len(piece) == len(data))
 
-    def _send(self, piece: bytes, eof: bool) -> Flow[None]:
+    def _write(self, piece: bytes, eof: bool) -> Flow[None]:
+        assert self.offset is not None  # the first request told it
         begin = self.offset
         patience = _Patience("Standard input", "Is the service running?")
         while True:
-            query = urlencode({"offset": self.offset, **({"eof": 1} if eof else {})})
-            rest = piece[self.offset - begin :]
-
-            def build(access: Access, rest: bytes = rest, query: str = query) -> Request:
-                url = f"{self._line.url(access, 'stdin')}?{query}"
-                return Request("POST", url, content=rest, token=access.token, timeout_s=60.0)
-
             try:
-                reply = yield from self._line.call(build)
+                yield from self._request(piece, begin, eof)
+                return
             except ConnectionFailed as error:
                 if error.code != "timeout":
-                    # A process that does not read its input for long is no failure.
                     yield patience.next_pause(error.cause)
-                continue
-            taken = decode(reply.body, _Taken).offset if reply.body else begin + len(piece)
-            if taken > self.offset:
-                patience.progress()
-            self.offset = max(self.offset, min(taken, begin + len(piece)))
-            if self.offset >= begin + len(piece):
-                return
+                # A process that does not read its input for long is no failure: what it took is skipped next time.
+
+    def _request(self, content: bytes, offset: int | None, eof: bool) -> Flow[None]:
+        fields = {**({} if offset is None else {"offset": offset}), **({"eof": 1} if eof else {})}
+
+        def build(access: Access) -> Request:
+            url = f"{self._line.url(access, 'stdin')}?{urlencode(fields)}"
+            return Request("POST", url, content=content, token=access.token, timeout_s=60.0)
+
+        reply = yield from self._line.call(build)
+        taken = decode(reply.body, _Taken).offset
+        if offset is not None and taken < offset + len(content):
+            raise BadAnswer(
+                "bad_answer",
+                f"The service took input up to {taken}, not {offset + len(content)}.",
+                "Check the versions.",
+            )
+        self.offset = taken
 
 
 def send_signal(line: Line, signal: str | int, scope: str) -> Flow[None]:
@@ -259,6 +271,15 @@ def service_events(after: str | None, filters: Mapping[str, str]) -> Stream[Serv
                     if event.name == "ping":
                         continue
                     last = event.id or last
-                    yield Emit(ServiceEvent(id=event.id, kind=event.name, data=decode(event.data, Any)))
+                    told = decode(event.data, _Told)
+                    yield Emit(
+                        ServiceEvent(
+                            id=event.id,
+                            kind=event.name,
+                            subject=told.subject,
+                            data=told.data,
+                            created_at=told.created_at,
+                        )
+                    )
         except (ConnectionFailed, Unavailable) as error:
             yield patience.next_pause(error.cause)

@@ -192,7 +192,7 @@ class Sandbox:
         gathering = Gathering(max_output)
         try:
             if stdin is not None and session.exit is None:
-                session.write_stdin(octets(stdin), eof=True)
+                self._driver.run(session._state.feed(octets(stdin)))
             for event in session:
                 gathering.take(event, session.id)
         except BaseException:
@@ -251,9 +251,9 @@ class Session:
     and iterating again goes on where it was. The command itself runs on without any reader.
     """
 
-    def __init__(self, driver: SyncDriver, opened: calls.Opened) -> None:
+    def __init__(self, driver: SyncDriver, opened: calls.Opened, *, fresh: bool = True) -> None:
         self._driver = driver
-        self._state = SessionState(opened)
+        self._state = SessionState(opened, fresh=fresh)
         self._events: Generator[SessionEvent, None, None] | None = None
         self._first: SessionEvent | None = None
 
@@ -317,7 +317,10 @@ class Session:
         return self._driver.stream(streams.output(self._state.line, stream, from_, follow))
 
     def write_stdin(self, data: bytes | str, *, eof: bool = False) -> None:
-        """Writes to the standard input, and closes it after that with `eof`. Returns when all of it was taken."""
+        """Writes to the standard input, and closes it after that with `eof`. Returns when all of it was taken.
+
+        One writer at a time. Raises `Conflict("process_ended")` when nobody reads any more.
+        """
         self._driver.run(self._state.input.write(octets(data), eof=eof))
 
     def close_stdin(self) -> None:
@@ -367,7 +370,7 @@ class Sessions:
 
         Iterating starts its process, if nobody has done so before.
         """
-        return Session(self._driver, calls.Opened(self._driver.run(calls.get_session(session_id)), None))
+        return Session(self._driver, calls.Opened(self._driver.run(calls.get_session(session_id)), None), fresh=False)
 
 
 class Operations:
@@ -410,9 +413,9 @@ class Keys:
     def __init__(self, driver: SyncDriver) -> None:
         self._driver = driver
 
-    def create(self, name: str, *, scopes: Sequence[str] | None = None, expires_at: float | None = None) -> NewKey:
-        """Makes a key; its secret is in the answer, once. `expires_at` is in Unix seconds."""
-        return self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_at)))
+    def create(self, name: str, *, scopes: Sequence[str] | None = None, expires_in: float | None = None) -> NewKey:
+        """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked."""
+        return self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in)))
 
     def list(self) -> Iterator[Key]:
         """Iterates over the keys, without their secrets."""

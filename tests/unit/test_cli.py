@@ -1,0 +1,131 @@
+"""The command line as far as it goes without a service: help, wrong calls, errors, and what it loads."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HATCHWAY = [sys.executable, "-m", "hatchway.cli.main"]
+COMMANDS = [
+    "run",
+    "exec",
+    "sessions",
+    "logs",
+    "create",
+    "ls",
+    "get",
+    "rm",
+    "pause",
+    "resume",
+    "stop",
+    "start",
+    "wake",
+    "operations",
+    "templates",
+    "keys",
+    "events",
+    "up",
+    "down",
+    "doctor",
+]
+
+
+def hatchway(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HATCHWAY, *arguments],
+        env={**os.environ, "HATCHWAY_URL": "http://127.0.0.1:1", **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_names_every_command() -> None:
+    done = hatchway("--help")
+    assert done.returncode == 0
+    listed = [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")]
+    assert set(COMMANDS) <= set(listed)
+
+
+def test_help_loads_neither_the_http_library_nor_the_terminal_toolkit_nor_the_service() -> None:
+    script = (
+        "import sys\nfrom hatchway.cli.main import main\nsys.argv = ['hatchway', '--help']\n"
+        "try: main()\nexcept SystemExit: pass\nprint('LOADED', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.partition("LOADED")[2].split())
+    assert "typer" in loaded
+    assert loaded.isdisjoint({"httpx", "rich.console", "asyncio", "sqlalchemy", "fastapi", "hatchway.client"})
+    assert {name.split(".")[1] for name in loaded if name.startswith("hatchway.")} == {"cli"}
+
+
+def test_run_loads_no_terminal_toolkit() -> None:
+    script = (
+        "import sys\nfrom hatchway.cli.main import main\nsys.argv = ['hatchway', 'run', '--', 'true']\n"
+        "try: main()\nexcept SystemExit as end: print('STATUS', end.code)\nprint('LOADED', *sys.modules)"
+    )
+    environ = {**os.environ, "HATCHWAY_URL": "http://127.0.0.1:1"}
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=environ)
+    assert "STATUS 125" in done.stdout
+    loaded = set(done.stdout.partition("LOADED")[2].split())
+    assert "httpx" in loaded
+    assert loaded.isdisjoint({"rich.console", "click", "pygments"})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    done = hatchway(command, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: {Path(HATCHWAY[0]).name} -m hatchway.cli.main {command}") or (
+        f" {command} [OPTIONS]" in done.stdout.splitlines()[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [(["ls"], 1), (["rm", "x"], 1), (["run", "true"], 125), (["exec", "x", "true"], 125)]
+)
+def test_no_service_is_an_error_with_a_remedy(command: list[str], status: int) -> None:
+    done = hatchway(*command)
+    assert done.returncode == status
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("error: Nobody answers at http://127.0.0.1:1")
+    assert lines[1:] == ["  code: connection_failed", "  remedy: Is the service running? Start it with: hatchway up"]
+
+
+def test_errors_are_json_where_that_is_asked_for() -> None:
+    done = hatchway("get", "x", "--json")
+    assert done.returncode == 1
+    error = json.loads(done.stderr)["error"]
+    assert error["code"] == "connection_failed"
+    assert "hatchway up" in error["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (["run", "--no-such-option"], 125),
+        (["run"], 125),
+        (["exec", "x"], 125),
+        (["run", "--memory", "much", "--", "true"], 125),
+        (["run", "-e", "not set anywhere", "--", "true"], 125),
+        (["ls", "--no-such-option"], 2),
+        (["create", "-m", "no pair"], 2),
+        (["no-such-command"], 2),
+    ],
+)
+def test_a_wrong_call(command: list[str], status: int) -> None:
+    done = hatchway(*command)
+    assert done.returncode == status
+    assert "Error: " in done.stderr
+
+
+def test_a_wrong_url_is_named() -> None:
+    done = hatchway("ls", "--url", "nonsense")
+    assert done.returncode == 1
+    assert "  code: bad_url" in done.stderr
