@@ -51,8 +51,7 @@ def _check_shim(path: str) -> None:
 
 def _enter_user_namespace(shim: str, words: list[str]) -> None:
     """Executes this program again as root of a user namespace. Comes back only by `Unfit`."""
-    command = [shim, "--userns-exec", sys.executable, "-I", "-m", "hatchway.launcher", *words]
-    command += ["--in-user-namespace", str(os.geteuid())]
+    command = [shim, "--userns-exec", sys.executable, *sys.orig_argv[1:], "--in-user-namespace", str(os.geteuid())]
     if (fd := _listen_fd(words)) is not None:
         os.set_inheritable(fd, True)
     try:
@@ -126,12 +125,20 @@ def _serve(options: Options) -> int:
     for text in warnings:
         say(text)
     stock.plan(0.0)
+    _say_ready()
     loop.run()
     server.close()
     vms.close()
     stock.close()
     cgroups.close()
     return 0
+
+
+def _say_ready() -> None:
+    """Tells who started us that requests are served: an octet into the descriptor that HATCHWAY_READY_FD names."""
+    if (fd := os.environ.get("HATCHWAY_READY_FD", "")).isdecimal():
+        os.write(int(fd), b"1")
+        os.close(int(fd))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import uvicorn
 
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
 from hatchway.node.context import Context
 from hatchway.node.dataplane.app import make_app
+from hatchway.node.dataplane.server import DataPlaneServer
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.events import Events
 from hatchway.node.images.bake import Baker
@@ -76,7 +76,8 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
         run_dir=config.run_dir,
         folder=config.folder / "vmm",
         ram_library=config.ram_library,
-        verdicts=config.images,
+        verdicts=config.folder,
+        kernel=_kernel(images),
     )
     root = config.folder / "sandboxes"
     root.mkdir(exist_ok=True, mode=0o700)
@@ -84,7 +85,7 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
     sessions.load()
     context = Context(
         root=root,
-        host_boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        host_boot_id=_host_boot_id(),
         driver=driver,
         launcher=launcher,
         images=images,
@@ -102,19 +103,13 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
         tls = config.tls
         servers.append(await service.serve_tls(tls.host, tls.port, tls.certificate, tls.key, tls.client_ca))
 
-    app = make_app(sessions, tokens, sandboxes)
-    dataplane = _Server(
-        uvicorn.Config(
-            app, log_config=None, access_log=False, loop="asyncio", lifespan="off", timeout_graceful_shutdown=1
-        )
-    )
-    serving = loop.create_task(dataplane.serve(sockets=[data]))
-    sweeping = loop.create_task(sessions.sweep_forever())
+    dataplane = DataPlaneServer(make_app(sessions, tokens, sandboxes), [data])
+    await dataplane.start()
+    sweeping = loop.create_task(sessions.run_sweeper())
     baking = loop.create_task(_bake_default(context)) if config.bake_default else None
     ready()
     await ended.wait()
 
-    dataplane.should_exit = True
     for server in servers:
         server.close()
     for task in (sweeping, baking):
@@ -122,25 +117,30 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-    await serving
+    await dataplane.stop()
+    await context.baker.close()
+    await sessions.close()
     await sandboxes.release()
 
 
-class _Server(uvicorn.Server):
-    """The process's signals are the role's, not uvicorn's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's own is typed as a generator
-        yield
+def _kernel(images: Images) -> Path | None:
+    """A guest kernel for the probe to try KVM with; None when no template is there yet."""
+    for release in images.list():
+        return images.resolve_digest(release.digest).part("kernel")
+    return None
 
 
 async def _bake_default(context: Context) -> None:
     """Makes the first creation as fast as every other: bakes `seed:latest` in the default shape."""
     try:
         release = context.images.resolve("seed:latest")
-        await context.baker.baked(release, Shape(), lambda phase, fraction=None: log.info("bake: %s", phase))
+        await context.baker.baked(release, Shape())
     except (HatchwayError, VmmError, OSError) as error:
         log.warning("the default shape could not be baked yet: %s", error)
+
+
+def _host_boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _node_id(folder: Path) -> str:

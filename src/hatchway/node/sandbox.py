@@ -305,6 +305,8 @@ class Sandbox:
             self._save_in_hand("stopping")
             if was_paused:
                 await vm.resume()
+                if self.link is not None:
+                    self.link.paused(False)
             await self._ask_to_shut_down(grace_s)
             await vm.stop(grace_s)
         await self._clear_vm()
@@ -329,6 +331,8 @@ class Sandbox:
         self._require(Verb.PAUSE)
         assert self._vm is not None
         await self._vm.pause()
+        if self.link is not None:
+            self.link.paused(True)
         self._save(State.PAUSED)
 
     async def _resume(self) -> None:
@@ -338,10 +342,13 @@ class Sandbox:
         vm = self._vm
         assert vm is not None
         await vm.resume()
-        if self.link is None:
-            self.link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, within=RESTORE_WITHIN_S)
-            await self._context.sessions.link_up(self.record.sandbox_id, self.link)
-        await self.link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
+        link = self.link
+        if link is None:
+            link = self.link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, within=RESTORE_WITHIN_S)
+            await self._context.sessions.link_up(self.record.sandbox_id, link)
+        else:
+            link.paused(False)
+        await link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
         self._save(State.RUNNING)
 
     async def _delete(self) -> None:

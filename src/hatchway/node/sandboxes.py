@@ -33,6 +33,7 @@ class Sandboxes:
 
     async def adopt_all(self) -> None:
         """Finds every sandbox of this node's folder again; called once, before anything else."""
+        await self._context.baker.recover()
         vms = {vm.sandbox_id: vm for vm in await self._context.launcher.list_vms()}
         adoptions = []
         for folder, record in records.read_all(self._context.root):
@@ -78,6 +79,11 @@ class Sandboxes:
         """The guest link of a sandbox that is running here, else None."""
         sandbox = self._sandboxes.get(sandbox_id)
         return sandbox.link if sandbox is not None and sandbox.record.state == State.RUNNING else None
+
+    def state_of(self, sandbox_id: str) -> str | None:
+        """The state of a sandbox that is here, else None."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return None if sandbox is None else sandbox.observed().state
 
     async def create(self, spec: SandboxSpec) -> Observed:
         """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed."""

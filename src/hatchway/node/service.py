@@ -8,7 +8,7 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -24,9 +24,6 @@ from hatchway.wire.rpc import Connection, Handler
 
 log = logging.getLogger(__name__)
 
-P = TypeVar("P")
-R = TypeVar("R")
-
 
 class NodeService:
     """Serves control processes; each method's request and answer are named in `wire.node.METHODS`."""
@@ -40,7 +37,7 @@ class NodeService:
         self._node_id = node_id
         self._attach_url = attach_url
         self._connections: set[asyncio.Task[None]] = set()
-        methods: dict[str, Callable[[Connection, object], Awaitable[object]]] = {
+        methods: dict[str, Callable[[Connection, Any], Awaitable[object]]] = {
             "node.info": self._info,
             "node.configure": self._configure,
             "node.drain": self._drain,
@@ -196,7 +193,7 @@ class NodeService:
         return wire.Empty()
 
 
-def _decoding(request_type: type[wire.Struct], method: Callable[[Connection, object], Awaitable[object]]) -> Handler:
+def _decoding(request_type: type[wire.Struct], method: Callable[[Connection, Any], Awaitable[object]]) -> Handler:
     decoder = msgspec.msgpack.Decoder(request_type)
 
     async def handle(connection: Connection, params: msgspec.Raw) -> object:

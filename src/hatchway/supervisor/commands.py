@@ -161,3 +161,10 @@ def _follow(reading: int, report: _Printer) -> int:
         }
     )
     return 1
+
+
+def doctor(settings: Settings, *, as_json: bool) -> int:
+    """Shows what this host offers and what is lacking; returns the exit status."""
+    from hatchway.supervisor.doctor import doctor as examine_and_show  # late: it imports the node's rooms
+
+    return examine_and_show(settings, as_json=as_json)

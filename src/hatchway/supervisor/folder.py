@@ -35,10 +35,11 @@ def prepare(settings: Settings) -> None:
         if made:
             os.chown(folder, owner, owner if owner != os.geteuid() else -1)
             folder.chmod(mode)
-        _check(folder, owner)
+        check(folder, owner)
 
 
-def _check(folder: Path, owner: int) -> None:
+def check(folder: Path, owner: int) -> None:
+    """Raises `Forbidden("unsafe_folder")` where `folder` is not ours alone to change."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise Forbidden("unsafe_folder", f"{folder} is not a folder.", "Name another data folder, or remove it.")

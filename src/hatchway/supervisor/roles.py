@@ -82,8 +82,8 @@ class Role:
     def _become(self, ready_fd: int) -> None:
         """The child's side: own log, own user, dies with the supervisor."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        for ours in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(ours, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.setsid()
         log_fd = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o640)

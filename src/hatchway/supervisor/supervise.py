@@ -167,7 +167,7 @@ class Supervisor:
                 run_dir=settings.run,
                 ram_library=libexec("hatchway-ram.so"),
                 attach_url=attach_url,
-                control_uids=frozenset({ids.control, os.getuid(), 0}),
+                control_uids=frozenset({ids.control, 0}),
                 bake_default=settings.bake,
             )
             run(config, control=sock, data=data, ready=ready)
@@ -230,7 +230,7 @@ class Supervisor:
                     self._report({"event": "restarted", "role": role.name})
 
     def _reaped(self) -> list[Role]:
-        dead = []
+        dead: list[Role] = []
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)

@@ -1,7 +1,7 @@
 """Baked snapshots on disk: which are there and whole, which has to go when there are too many.
 
 ```
-FOLDER/KEY/       memory, state, upper.qcow2, manifest.json      read-only, never changed
+FOLDER/KEY/       memory, state, upper.qcow2, manifest.json (the driver's), bake.json (ours)      read-only, never changed
 FOLDER/.work/ID/  a bake in progress; ID is also its VM's id
 ```
 A bake may be removed at any time: running VMs hold its memory open, and sandboxes have their own links to its disk.
@@ -21,7 +21,7 @@ import msgspec
 from hatchway.domain.errors import HostExhausted
 from hatchway.domain.shapes import Shape
 from hatchway.node.images import files
-from hatchway.node.images.manifest import MANIFEST_FILE, MAX_MANIFEST
+from hatchway.node.images.manifest import MAX_MANIFEST
 from hatchway.node.vmm.seam import Baked
 
 FORMAT = 1
@@ -34,7 +34,10 @@ JUST_USED_S = 60.0
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@=+-]{0,199}")
-_FILES = ("memory", "state", "upper.qcow2")
+_FILES = ("memory", "state", "upper.qcow2", "manifest.json")
+"""What a driver's `Vm.snapshot` leaves."""
+BAKE_FILE = "bake.json"
+"""What is written last: a folder without it is no bake."""
 
 
 class BakedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +48,7 @@ class BakedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BakeManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a bake's manifest.json."""
+    """Content of a bake's bake.json."""
 
     format: int
     key: str
@@ -119,7 +122,7 @@ class Bakes:
             },
             created_at=time.time(),
         )
-        (made / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        (made / BAKE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
         final = self._folder(key)
         files.publish_folder(made, final, file_mode=0o444)
         return Baked(key, final, shape)
@@ -182,7 +185,7 @@ class Bakes:
         return self.folder / key
 
     def _manifest(self, folder: Path) -> BakeManifest:
-        with (folder / MANIFEST_FILE).open("rb") as file:
+        with (folder / BAKE_FILE).open("rb") as file:
             manifest = msgspec.json.decode(file.read(MAX_MANIFEST), type=BakeManifest)
         if manifest.format != FORMAT:
             raise ValueError(f"format {manifest.format}")

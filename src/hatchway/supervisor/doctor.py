@@ -1,0 +1,85 @@
+"""`hatchway doctor`: what this host offers, what is lacking, and what to do about it."""
+
+import asyncio
+import json
+import os
+import sys
+
+from hatchway.domain.errors import HatchwayError
+from hatchway.node.images.host import missing_packages
+from hatchway.node.images.store import Images
+from hatchway.node.vmm.probe import Finding, examine
+from hatchway.supervisor import folder
+from hatchway.supervisor.settings import Settings, libexec
+
+_MARKS = {"ok": "ok", "degraded": "degraded", "missing": "MISSING"}
+
+
+def doctor(settings: Settings, *, as_json: bool) -> int:
+    """Prints the findings; returns 1 when something is missing without which no sandbox runs."""
+    findings = [*_installation(settings), *asyncio.run(_host(settings))]
+    if as_json:
+        found = [{"name": f.name, "status": f.status, "detail": f.detail, "remedy": f.remedy} for f in findings]
+        print(json.dumps({"findings": found}, indent=2))
+    else:
+        for finding in findings:
+            print(f"{_MARKS.get(finding.status, finding.status):9} {finding.name:18} {finding.detail}")
+            if finding.remedy and finding.status != "ok":
+                print(f"{'':28} remedy: {finding.remedy}")
+    return 1 if any(finding.status == "missing" for finding in findings) else 0
+
+
+async def _host(settings: Settings) -> list[Finding]:
+    kernel = None
+    images = Images(settings.images)
+    for release in images.list():
+        kernel = images.resolve_digest(release.digest).part("kernel")
+    data = settings.data_dir
+    while not data.exists():
+        data = data.parent
+    verdicts = settings.node if settings.node.is_dir() and os.access(settings.node, os.W_OK) else data
+    return await examine(data=data, verdicts=verdicts, kernel=kernel)
+
+
+def _installation(settings: Settings) -> list[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    findings = [Finding("python", "ok", version)]
+    for name in ("hatchway-agent", "hatchway-shim", "hatchway-ram.so"):
+        try:
+            findings.append(Finding(name, "ok", str(libexec(name))))
+        except HatchwayError as error:
+            findings.append(Finding(name, "missing", error.cause, error.remedy))
+    missing = [package.name for package in missing_packages()]
+    if missing:
+        findings.append(
+            Finding(
+                "packages", "missing", " ".join(missing), f"apt-get install --no-install-recommends {' '.join(missing)}"
+            )
+        )
+    else:
+        findings.append(Finding("packages", "ok", "everything that builds a template is installed"))
+    findings.append(_folder(settings))
+    holder = folder.Lock(settings).holder()
+    findings.append(Finding("service", "ok", f"up, pid {holder}" if holder else "not up"))
+    if settings.identity.rootless:
+        findings.append(
+            Finding(
+                "privileges",
+                "degraded",
+                "not root: VMs share your user id, templates cannot be built",
+                "Run `hatchway up` as root for the full jail.",
+            )
+        )
+    else:
+        findings.append(Finding("privileges", "ok", "root: every VM gets a user id of its own"))
+    return findings
+
+
+def _folder(settings: Settings) -> Finding:
+    if not settings.data_dir.exists():
+        return Finding("data folder", "ok", f"{settings.data_dir} (will be made)")
+    try:
+        folder.check(settings.data_dir, os.geteuid())
+    except HatchwayError as error:
+        return Finding("data folder", "missing", error.cause, error.remedy)
+    return Finding("data folder", "ok", str(settings.data_dir))
