@@ -94,32 +94,35 @@ static uint64_t sooner(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+void loop_turn(int timeout)
+{
+    uint64_t deadline = sooner(procs_deadline(), sooner(disk_deadline(), power_deadline()));
+    if (channel_pump()) {
+        timeout = 0;
+    } else if (deadline != 0) {
+        uint64_t now = now_ns();
+        uint64_t ms = deadline <= now ? 0 : (deadline - now + 999999) / 1000000;
+        int until = ms > 3600000 ? 3600000 : (int)ms;
+        if (timeout < 0 || until < timeout)
+            timeout = until;
+    }
+    struct epoll_event events[32];
+    int n = epoll_wait(epoll_fd, events, 32, timeout);
+    for (int i = 0; i < n; i++) {
+        struct watch *watch = events[i].data.ptr;
+        if (watch->fd >= 0) /* an earlier event of this round may have closed it */
+            watch->ready(watch, events[i].events);
+    }
+    if (deadline != 0 && now_ns() >= deadline) {
+        procs_expire();
+        disk_expire();
+        power_expire();
+    }
+}
+
 void loop_run(void)
 {
     running = true;
-    while (running) {
-        int timeout = -1;
-        uint64_t deadline = sooner(procs_deadline(), sooner(disk_deadline(), power_deadline()));
-        if (channel_pump()) {
-            timeout = 0;
-        } else if (deadline != 0) {
-            uint64_t now = now_ns();
-            uint64_t ms = deadline <= now ? 0 : (deadline - now + 999999) / 1000000;
-            timeout = ms > 3600000 ? 3600000 : (int)ms;
-        }
-        if (!running)
-            break;
-        struct epoll_event events[32];
-        int n = epoll_wait(epoll_fd, events, 32, timeout);
-        for (int i = 0; i < n; i++) {
-            struct watch *watch = events[i].data.ptr;
-            if (watch->fd >= 0) /* an earlier event of this round may have closed it */
-                watch->ready(watch, events[i].events);
-        }
-        if (deadline != 0 && now_ns() >= deadline) {
-            procs_expire();
-            disk_expire();
-            power_expire();
-        }
-    }
+    while (running)
+        loop_turn(-1);
 }

@@ -23,6 +23,8 @@ void watch_close(struct watch *watch);
 
 /* Runs until loop_stop(). */
 void loop_run(void);
+/* One round of it that waits at most so long (-1: for ever). */
+void loop_turn(int timeout_ms);
 void loop_stop(void);
 
 uint64_t now_ns(void);  /* CLOCK_MONOTONIC */

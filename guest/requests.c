@@ -205,7 +205,7 @@ static struct assembly *find_assembly(uint32_t request)
 static bool append(struct assembly *assembly, const struct frame *frame)
 {
     size_t need = assembly->length + frame->length;
-    if (need > assembly->room) {
+    if (!assembly->data || need > assembly->room) {
         size_t room = need + FRAME_MAX_PAYLOAD;
         if (assembly_octets - assembly->room + room > MAX_SPAWN_BYTES)
             return false;
@@ -216,7 +216,8 @@ static bool append(struct assembly *assembly, const struct frame *frame)
         assembly->data = data;
         assembly->room = room;
     }
-    memcpy(assembly->data + assembly->length, frame->payload, frame->length);
+    if (frame->length)
+        memcpy(assembly->data + assembly->length, frame->payload, frame->length);
     assembly->length = need;
     assembly->frames++;
     return true;

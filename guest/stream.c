@@ -22,6 +22,11 @@ bool streams_open(void)
     return pool_open(&output_pool, OUTPUT_POOL_BYTES / CHUNK, 2 * MAX_PROCS) && pool_open(&input_pool, INPUT_CHUNKS, 0);
 }
 
+bool streams_idle(void)
+{
+    return output_pool.available == output_pool.total && input_pool.available == input_pool.total && starved == 0 && large_inputs == 0;
+}
+
 static void output_ready(struct watch *watch, uint32_t events);
 static void input_ready(struct watch *watch, uint32_t events);
 

@@ -13,6 +13,8 @@ bool streams_at_end(const struct proc *proc);
 void streams_close(struct proc *proc);
 void streams_drop(struct proc *proc);
 void streams_resync(struct proc *proc);
+/* No ring holds a chunk (with no process left it must be so). */
+bool streams_idle(void);
 
 /* Octets that may be sent now. */
 uint64_t output_sendable(const struct output *output);

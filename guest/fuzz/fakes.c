@@ -1,0 +1,103 @@
+/* What the fuzzer must not really do: start programs, fork, switch the machine off. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../agent.h"
+#include "../helper.h"
+#include "../power.h"
+#include "../spawn.h"
+
+struct agent agent = {.host_mode = true, .root_fd = -1, .mount_ns_fd = -1, .upper_fd = -1, .null_fd = -1, .random_fd = -1};
+
+void say(const char *format, ...)
+{
+    (void)format;
+}
+
+int open_in_root(const char *path, int flags, unsigned mode)
+{
+    (void)path;
+    (void)flags;
+    (void)mode;
+    return -ENOENT;
+}
+
+/* A process that wrote something and never reads; one in four fails. It walks the strings as the real one does. */
+int spawn_start(struct proc *proc, const struct spawn_request *request)
+{
+    int in[2], out[2];
+    unsigned args = 0, envs = 0;
+    struct field_reader reader = fields_of(request->payload, request->length);
+    struct field field;
+    while (field_next(&reader, &field)) {
+        char *copy = field.tag == F_ARG || field.tag == F_ENV ? malloc((size_t)field.length + 1) : NULL;
+        args += field.tag == F_ARG;
+        envs += field.tag == F_ENV;
+        if (copy)
+            memcpy(copy, field.value, field.length);
+        free(copy);
+    }
+    if (args != request->args || envs != request->envs)
+        abort();
+    if (proc->number % 4 == 3) {
+        proc_failed(proc, "fake");
+        return 0;
+    }
+    if (pipe(in) != 0 || pipe(out) != 0)
+        abort();
+    static const char text[3000];
+    if (write(out[1], text, sizeof text) != (ssize_t)sizeof text)
+        abort();
+    close(out[1]);
+    close(in[0]);
+    if (!(request->flags & SPAWN_STDIN)) {
+        close(in[1]);
+        in[1] = -1;
+    }
+    struct proc_ends ends = {.in = in[1], .out = out[0], .err = -1, .pty = request->flags & SPAWN_PTY};
+    if (!proc_connect(proc, &ends))
+        abort();
+    proc_running(proc);
+    return 0;
+}
+
+bool spawn_wait(struct proc *proc, uint32_t request_id)
+{
+    (void)proc;
+    (void)request_id;
+    abort(); /* nothing stays in STATE_STARTING here */
+}
+
+void spawn_forget_waiters(void) {}
+void spawn_check(struct job *job) { (void)job; }
+void spawn_detach(struct job *job) { (void)job; }
+unsigned spawns_waiting(void) { return 0; }
+
+int helper_run(int (*work)(int argument), int argument, void (*done)(unsigned context, int error), unsigned context)
+{
+    (void)work;
+    (void)argument;
+    done(context, 0);
+    return 0;
+}
+
+bool helper_reaped(pid_t pid, int status)
+{
+    (void)pid;
+    (void)status;
+    return false;
+}
+
+void power_down(bool reboot) { (void)reboot; }
+void power_signal(void) {}
+uint64_t power_deadline(void) { return 0; }
+void power_expire(void) {}
+
+void fatal(const char *format, ...)
+{
+    (void)format;
+    abort();
+}
