@@ -60,32 +60,37 @@ static int small_tmpfs(int tree, const char *name, const char *size, const char 
 	return mount;
 }
 
-/* A device node of its own where that is allowed; else, in a user namespace, the host's bound over an empty file. */
+/* In a user namespace no device node can be made: the host's is bound over an empty file. */
+static bool bind_device(int dev, const char *path, const char *name)
+{
+	struct k_mount_attr attr = {.attr_set = K_ATTR_RDONLY | K_ATTR_NOSUID | K_ATTR_NOEXEC};
+	int source = k_open_tree(AT_FDCWD, path, K_OPEN_TREE_CLONE | K_OPEN_TREE_CLOEXEC);
+	int empty = openat(dev, name, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+	bool good = source >= 0 && empty >= 0 && k_mount_setattr(source, "", AT_EMPTY_PATH, &attr) == 0 &&
+	            k_move_mount(source, "", dev, name, K_MOVE_MOUNT_F_EMPTY_PATH) == 0;
+	int number = errno;
+	close(source);
+	close(empty);
+	errno = number;
+	return good;
+}
+
+/* A device node of its own where that is allowed; `own` ones are the VMM's alone. */
 static bool add_device(const struct config *config, int dev, const char *name, bool own, char *error)
 {
 	char path[32];
 	struct stat stat;
 	snprintf(path, sizeof path, "/dev/%s", name);
-	int source = k_open_tree(AT_FDCWD, path, K_OPEN_TREE_CLONE | K_OPEN_TREE_CLOEXEC);
-	if (source < 0 || fstat(source, &stat) < 0)
+	if (lstat(path, &stat) < 0)
 		return failed_errno(error, "%s", path);
-	if (!S_ISCHR(stat.st_mode)) {
-		close(source);
+	if (!S_ISCHR(stat.st_mode))
 		return failed(error, "%s is not a character device", path);
-	}
 	bool good;
-	if (!config->no_userns_drop && mknodat(dev, name, S_IFCHR | (own ? 0600 : 0666), stat.st_rdev) == 0) {
+	if (!config->no_userns_drop && mknodat(dev, name, S_IFCHR | (own ? 0600 : 0666), stat.st_rdev) == 0)
 		good = !own || fchownat(dev, name, config->uid, config->gid, AT_SYMLINK_NOFOLLOW) == 0;
-	} else {
-		struct k_mount_attr attr = {.attr_set = K_ATTR_RDONLY | K_ATTR_NOSUID | K_ATTR_NOEXEC};
-		int empty = openat(dev, name, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
-		good = empty >= 0 && close(empty) == 0 && k_mount_setattr(source, "", AT_EMPTY_PATH, &attr) == 0 &&
-		       k_move_mount(source, "", dev, name, K_MOVE_MOUNT_F_EMPTY_PATH) == 0;
-	}
-	if (!good)
-		failed_errno(error, "%s in the jail", path);
-	close(source);
-	return good;
+	else
+		good = bind_device(dev, path, name);
+	return good || failed_errno(error, "%s in the jail", path);
 }
 
 static bool populate(const struct config *config, char *error)
@@ -266,6 +271,8 @@ int exec_vmm(const struct config *config, int exec_report, int sync, int log_fd)
 	else if (!place_descriptors(config, &exec_report, log_fd))
 		failed_errno(error, "jail_failed passing descriptors");
 	else if (!jail_set_limits(config, error + snprintf(error, sizeof error, "jail_failed ")))
+		;
+	else if (!seccomp_confine(error + snprintf(error, sizeof error, "jail_failed ")))
 		;
 	else {
 		sigemptyset(&none);

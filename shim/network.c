@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 
 #define TUNSETIFF_ 0x400454ca
+#define TUNSETPERSIST_ 0x400454cb
 #define IFF_TAP_ 0x0002
 #define IFF_NO_PI_ 0x1000
 #define IFF_VNET_HDR_ 0x4000
@@ -63,6 +64,9 @@ static bool tap(int sock, int *fd, char *error)
 	request.ifr_flags = IFF_TAP_ | IFF_NO_PI_ | IFF_VNET_HDR_;
 	if (ioctl(*fd, TUNSETIFF_, &request) < 0)
 		return failed_errno(error, "making tap0");
+	/* Persistent: it goes with its namespace, in the background. Else the end of the VMM would wait for its removal. */
+	if (ioctl(*fd, TUNSETPERSIST_, 1) < 0)
+		return failed_errno(error, "keeping tap0");
 	request = (struct ifreq){.ifr_name = "tap0"};
 	request.ifr_hwaddr.sa_family = ARPHRD_ETHER_;
 	memcpy(request.ifr_hwaddr.sa_data, tap_mac, sizeof tap_mac);

@@ -77,6 +77,9 @@ bool jail_drop(const struct config *config, bool vmm, char *error);
 bool jail_set_limits(const struct config *config, char *error);
 int exec_vmm(const struct config *config, int exec_report, int sync, int log_fd);
 
+/* seccomp.c: needs no_new_privs. */
+bool seccomp_confine(char *error);
+
 /* init.c: PID 1 of the jail. Never returns. */
 _Noreturn void init_main(struct config *config, int sync);
 

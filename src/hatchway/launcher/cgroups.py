@@ -4,6 +4,7 @@ Slots have them ahead of time, because moving a process into a cgroup waits for 
 """
 
 import contextlib
+import errno
 import os
 
 PERIOD_US = 100_000
@@ -153,7 +154,13 @@ def _prepare(version: str, mount: str, instance: str) -> str:
     parent = mount
     for name in ("hatchway", instance):
         if version == "v2":
-            _delegate(parent)
+            try:
+                _delegate(parent)
+            except OSError as error:
+                if error.errno != errno.EBUSY or parent != mount:
+                    raise
+                _clear(parent)
+                _delegate(parent)
         parent = f"{parent}/{name}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent, 0o755)
@@ -172,6 +179,16 @@ def _delegate(folder: str) -> None:
             _write(folder + "/cgroup.subtree_control", " ".join("+" + name for name in lack))
         except OSError as error:
             raise OSError(error.errno, error.strerror, folder) from error
+
+
+def _clear(folder: str) -> None:
+    """Moves the processes of a delegated cgroup into a leaf of it: controllers go down only from where no process is."""
+    leaf = folder + "/hatchway-services"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(leaf, 0o755)
+    for pid in _read(folder + "/cgroup.procs").split():
+        with contextlib.suppress(ProcessLookupError):
+            _write(leaf + "/cgroup.procs", pid)
 
 
 def mounted() -> list[tuple[str, dict[str, str]]]:

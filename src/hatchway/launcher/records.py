@@ -42,16 +42,17 @@ def open_process(pid: int, started: int) -> int | None:
 
 
 def write(folder: int, record: VmRecord) -> None:
-    """Stores the record in the folder (a descriptor) so that it is whole, or not there, after a crash."""
+    """Stores the record in the folder (a descriptor) so that it is whole, or not there, whenever this process dies.
+
+    It is not flushed to the disk: it names a process of this boot of the host, and what a crash of the host loses is then true.
+    """
     new = NAME + ".new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
     try:
         os.write(fd, msgspec.json.encode(record))
-        os.fsync(fd)
     finally:
         os.close(fd)
     os.rename(new, NAME, src_dir_fd=folder, dst_dir_fd=folder)
-    os.fsync(folder)
 
 
 def read(folder: int) -> VmRecord | None:

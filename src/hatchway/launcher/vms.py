@@ -285,10 +285,11 @@ class Vms:
         if pidfd is None:
             self._undo(start, Refused("spawn_failed", "the VM ended at once"))
             return
+        outer = self._options.outer_uid
         record = VmRecord(
             sandbox_id=start.request.sandbox_id,
             generation=start.request.generation,
-            uid=0 if self._rootless else self._options.uid_base + start.slot.number,
+            uid=self._options.uid_base + start.slot.number if outer is None else outer,
             slot=start.slot.number,
             shim_pid=pid,
             shim_starttime=started,
