@@ -121,6 +121,7 @@ class Link:
             process = Process(spawn.number, spawn.key, starting=True)
             process.has_stdin = spawn.stdin or spawn.pty is not None
         process.connect(sink)
+        process.tell()  # the agent says nothing new of one that it started before
         self._peer.processes[spawn.number] = process
         # The agent answers SPAWN before it reads on, so that the credit behind it finds the process there.
         request = Request(number, "SPAWN", lambda: frames + process.ack())
