@@ -54,4 +54,6 @@ def show(metrics: list[Metric], *, as_json: bool) -> None:
     for metric in metrics:
         floor = "" if metric.floor is None else f"{metric.floor:.2f}"
         ratio = "" if metric.ratio is None else f"{metric.ratio:.2f}"
-        print(f"{metric.bench:8} {metric.metric:28} {metric.value:10.2f} {metric.unit:5} {floor:>10} {ratio:>6} {metric.runs:5}")
+        print(
+            f"{metric.bench:8} {metric.metric:28} {metric.value:10.2f} {metric.unit:5} {floor:>10} {ratio:>6} {metric.runs:5}"
+        )

@@ -1,0 +1,143 @@
+"""The benches: `floor`, `create`, `exec`. Each measures the service and the bare floor in turn, in the same run."""
+
+import contextlib
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hatchway.bench.bare import BareVm, Ground, find_ground
+from hatchway.bench.report import Metric, percentile
+from hatchway.client import Hatchway
+
+SIMULTANEOUS = 10
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a bench is told."""
+
+    data_dir: Path
+    runs: int = 20
+    progress: Callable[[str], None] = lambda _: None
+
+
+class _Floor:
+    """Makes bare VMs, each in a folder of its own that is gone at the end."""
+
+    def __init__(self, ground: Ground, work: Path) -> None:
+        self._ground = ground
+        self._work = work
+        self._numbers = itertools.count()
+
+    @contextlib.contextmanager
+    def vm(self) -> Iterator[tuple[BareVm, float]]:
+        """A restored VM and the milliseconds that it took."""
+        vm = BareVm(self._ground, self._work / str(next(self._numbers)))
+        try:
+            yield vm, vm.restore()
+        finally:
+            vm.end()
+
+    def restore(self) -> float:
+        """Restores one VM, ends it, returns the milliseconds."""
+        with self.vm() as (_, took):
+            return took
+
+
+@contextlib.contextmanager
+def _floor(options: Options) -> Iterator[_Floor]:
+    with tempfile.TemporaryDirectory(prefix="hatchway-bench-") as work:
+        yield _Floor(find_ground(options.data_dir), Path(work))
+
+
+def floor(options: Options) -> list[Metric]:
+    """What the bare VMM can do here: restore to the agent's answer, `true` and a Python in the VM."""
+    with _floor(options) as bare:
+        restores = [bare.restore() for _ in range(options.runs)]
+        with bare.vm() as (vm, _):
+            trues = [vm.execute(["/bin/true"]) for _ in range(options.runs)]
+            pythons = [vm.execute(["/usr/bin/python3", "-c", "print(6*7)"]) for _ in range(5)]
+    return [
+        Metric("floor", "restore", statistics.median(restores), "ms", options.runs),
+        Metric("floor", "restore_p95", percentile(restores, 95), "ms", options.runs),
+        Metric("floor", "exec_true_first", trues[0], "ms", 1),
+        Metric("floor", "exec_true", statistics.median(trues[1:]), "ms", options.runs - 1),
+        Metric("floor", "exec_python", statistics.median(pythons[1:]), "ms", 4),
+    ]
+
+
+def create(options: Options) -> list[Metric]:
+    """create→running through the API, against a bare restore; one at a time in turn with the floor, then ten at once."""
+    ours: list[float] = []
+    floors: list[float] = []
+    with Hatchway() as hatchway, _floor(options) as bare:
+        for number in range(WARM_UP + options.runs):
+            options.progress(f"create {number + 1} of {WARM_UP + options.runs}")
+            took, sandbox = _create(hatchway)
+            sandbox.delete()
+            took_bare = bare.restore()
+            if number >= WARM_UP:
+                ours.append(took)
+                floors.append(took_bare)
+        options.progress(f"{SIMULTANEOUS} creates at once")
+        last, failed = _at_once(hatchway)
+    base = statistics.median(floors)
+    return [
+        Metric("create", "create_running", statistics.median(ours), "ms", options.runs, base),
+        Metric("create", "create_running_p95", percentile(ours, 95), "ms", options.runs, base),
+        Metric("create", "create_10_last", last, "ms", 1, base),
+        Metric("create", "create_10_failed", float(failed), "", SIMULTANEOUS),
+    ]
+
+
+def _create(hatchway: Hatchway):  # type: ignore[no-untyped-def]  # a sandbox of the SDK
+    began = time.perf_counter()
+    sandbox = hatchway.sandboxes.create()
+    took = (time.perf_counter() - began) * 1e3
+    if sandbox.state != "running":
+        raise RuntimeError(f"the sandbox is {sandbox.state}")
+    return took, sandbox
+
+
+def _at_once(hatchway: Hatchway) -> tuple[float, int]:
+    began = time.perf_counter()
+    with ThreadPoolExecutor(SIMULTANEOUS) as pool:
+        futures = [pool.submit(_create, hatchway) for _ in range(SIMULTANEOUS)]
+        sandboxes = [future.result()[1] for future in futures if future.exception() is None]
+        last = (time.perf_counter() - began) * 1e3
+        for sandbox in sandboxes:
+            sandbox.delete()
+    return last, SIMULTANEOUS - len(sandboxes)
+
+
+def execute(options: Options) -> list[Metric]:
+    """`true` and a Python through API and data plane, against the same in a bare VM, in turn, once both are warm."""
+    ours: dict[str, list[float]] = {"exec_true": [], "exec_python": []}
+    bare_times: dict[str, list[float]] = {"exec_true": [], "exec_python": []}
+    commands = {"exec_true": ["/bin/true"], "exec_python": ["/usr/bin/python3", "-c", "print(6*7)"]}
+    with Hatchway() as hatchway, _floor(options) as bare, bare.vm() as (vm, _), hatchway.sandboxes.create() as sandbox:
+        for name, argv in commands.items():
+            for number in range(WARM_UP + options.runs):
+                options.progress(f"{name} {number + 1} of {WARM_UP + options.runs}")
+                began = time.perf_counter()
+                result = sandbox.run(argv)
+                took = (time.perf_counter() - began) * 1e3
+                if result.exit_code != 0:
+                    raise RuntimeError(f"{argv} ended with {result.exit_code}")
+                took_bare = vm.execute(argv, "user")
+                if number >= WARM_UP:
+                    ours[name].append(took)
+                    bare_times[name].append(took_bare)
+    return [
+        Metric("exec", name, statistics.median(times), "ms", options.runs, statistics.median(bare_times[name]))
+        for name, times in ours.items()
+    ]
+
+
+BENCHES: dict[str, Callable[[Options], list[Metric]]] = {"floor": floor, "create": create, "exec": execute}
