@@ -14,16 +14,15 @@ from test_images_store import publish
 
 from hatchway.domain.errors import HostExhausted, Internal
 from hatchway.domain.ids import new_id
-from hatchway.domain.shapes import MIN_DISK_MIB, Shape
+from hatchway.domain.shapes import DEFAULT_DISK_MIB, MIN_DISK_MIB, Shape
 from hatchway.node.guest.seam import LinkLost
 from hatchway.node.images import bakes as bakes_module
-from hatchway.node.images import files
 from hatchway.node.images.bake import Baker
 from hatchway.node.images.bakes import Bakes, warm_page_cache
 from hatchway.node.images.store import Images, Release
-from hatchway.node.vmm.seam import Baked, ExitStatus, LaunchRefused, VmInfo, VmmDied, VmSpec
+from hatchway.node.vmm.seam import Baked, ExitStatus, LaunchRefused, VmmDied, VmSpec
 
-SMALL = Shape(vcpus=1, memory_mib=128, disk_mib=4096)
+SMALL = Shape(vcpus=1, memory_mib=128, disk_mib=MIN_DISK_MIB)
 
 
 class Machine:
@@ -53,8 +52,8 @@ class Machine:
     async def forget(self) -> None:
         self._host.running.discard(self.spec.sandbox_id)
 
-    async def info(self) -> VmInfo:
-        return VmInfo("running", "stand-in", "emulated", 1, details={"console": "last words of the kernel"})
+    async def console(self) -> bytes:
+        return b"\x1b[2Jlast words of the kernel\r\n"
 
 
 class Host:
@@ -131,7 +130,7 @@ async def test_one_bake_however_many_ask(baker: QuickBaker, host: Host, release:
         asyncio.create_task(
             baker.baked(release, Shape(memory_mib=128, disk_mib=disk), lambda phase, _, n=n: phases[n].append(phase))
         )
-        for n, disk in enumerate((512, 1024, 4096))
+        for n, disk in enumerate((512, 1024, 4095))
     ]
     while "first_job" not in phases[0]:
         await asyncio.sleep(0)
@@ -146,7 +145,7 @@ async def test_one_bake_however_many_ask(baker: QuickBaker, host: Host, release:
     assert isinstance(baked, Baked)
     assert baked.shape == Shape(vcpus=1, memory_mib=128, disk_mib=MIN_DISK_MIB)
     assert {path.name: path.stat().st_mode & 0o777 for path in baked.folder.iterdir()} == dict.fromkeys(
-        ("memory", "state", "upper.qcow2", "manifest.json"), 0o444
+        ("memory", "state", "upper.qcow2", "bake.json"), 0o444
     )
     assert host.running == set()
     assert await baker.baked(release, SMALL) is baked
@@ -160,7 +159,7 @@ async def test_a_restarted_node_finds_it(baker: QuickBaker, tmp_path: Path, host
     warm_page_cache(baked)
 
 
-@pytest.mark.parametrize("name", ["memory", "state", "upper.qcow2", "manifest.json"])
+@pytest.mark.parametrize("name", ["memory", "state", "upper.qcow2", "bake.json"])
 async def test_a_damaged_one_is_made_anew(
     baker: QuickBaker, tmp_path: Path, host: Host, release: Release, name: str
 ) -> None:
@@ -218,7 +217,7 @@ async def test_a_failure_leaves_nothing_and_can_be_tried_again(
         await baker.baked(release, SMALL)
     if expected is Internal:
         assert str(error) in caught.value.cause
-        assert "last words of the kernel" in caught.value.cause
+        assert caught.value.cause.endswith("\n[2Jlast words of the kernel")
     assert [path.name for path in (tmp_path / "baked").iterdir()] == [".work"]
     assert list((tmp_path / "baked/.work").iterdir()) == []
     assert host.running == set()
@@ -312,13 +311,22 @@ def test_keys_are_checked_before_they_become_paths(tmp_path: Path) -> None:
             bakes.find(key)
 
 
-def test_only_a_bakes_files_are_published(tmp_path: Path) -> None:
+def test_a_snapshot_without_its_files_is_not_published(tmp_path: Path) -> None:
     bakes = Bakes(tmp_path / "baked")
     bakes.prepare()
     made = bakes.work / "made"
     made.mkdir()
-    for name in ("memory", "state", "upper.qcow2", "extra"):
+    for name in ("memory", "state", "extra"):
         (made / name).write_bytes(b"")
-    with pytest.raises(ValueError, match="not a file of a bake: extra"):
+    with pytest.raises(ValueError, match="the driver left"):
         bakes.publish("a", made, template="t", vmm="v", shape=SMALL)
-    assert files.size_on_disk(tmp_path / "baked/a") == 0
+    assert present(bakes) == set()
+
+
+async def test_disks_of_the_default_size_and_more_have_a_bake_of_their_own(
+    baker: QuickBaker, host: Host, release: Release
+) -> None:
+    sizes = (MIN_DISK_MIB, DEFAULT_DISK_MIB - 1, DEFAULT_DISK_MIB, 10 * DEFAULT_DISK_MIB)
+    found = [await baker.baked(release, Shape(memory_mib=128, disk_mib=size)) for size in sizes]
+    assert [baked.shape.disk_mib for baked in found] == [MIN_DISK_MIB] * 2 + [DEFAULT_DISK_MIB] * 2
+    assert len(host.started) == 2

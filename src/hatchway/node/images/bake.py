@@ -15,7 +15,7 @@ from typing import Protocol
 
 from hatchway.domain.errors import HostExhausted, Internal
 from hatchway.domain.ids import is_id, new_id
-from hatchway.domain.shapes import MIN_DISK_MIB, Shape
+from hatchway.domain.shapes import DEFAULT_DISK_MIB, MIN_DISK_MIB, Shape
 from hatchway.node.guest.link import connect
 from hatchway.node.guest.seam import GuestError, LinkLost, Setup
 from hatchway.node.images import files
@@ -27,7 +27,7 @@ from hatchway.node.vmm.seam import Baked, Driver, LauncherUnavailable, LaunchRef
 BOOT_WITHIN_S = 120.0
 """A cold boot takes 2 to 5 s on an idle host with software emulation."""
 _TAIL = 2_000
-"""Characters of the guest's console in an error."""
+"""Octets of the guest's console in an error."""
 _DEVICE_STATE = 64 << 20
 """Octets that a bake takes besides the guest's memory, at most."""
 
@@ -90,13 +90,16 @@ class Baker:
         self._recovered = False
 
     async def baked(self, release: Release, shape: Shape, progress: Progress | None = None) -> Baked:
-        """Returns the baked snapshot for this release and shape (whatever its disk size), at once when there is one.
+        """Returns the baked snapshot for this release and shape, at once when there is one.
+
+        Its disk is as large as the sandbox's or smaller (`Baked.shape`): sandboxes of all sizes between two steps share one, and grow.
 
         `progress` hears the phases (`waiting boot first_job save`). A caller that is cancelled leaves the bake running for
         others. Raises `HostExhausted("disk_full")`, `Internal("bake_failed")` with the end of the guest's console, and the driver's
         `VmmMissing`, `LaunchRefused`, `LauncherUnavailable`.
         """
-        key = self._driver.baked_key(release.digest, shape)
+        disk = _disk_step(shape)
+        key = f"{self._driver.baked_key(release.digest, shape)}-d{disk}"
         known = self._known.get(key)
         if known is not None and known.memory.exists():
             self._bakes.touch(key)
@@ -181,7 +184,7 @@ class Baker:
         spec = VmSpec(
             sandbox_id=vm_id,
             generation=1,
-            shape=Shape(vcpus=shape.vcpus, memory_mib=shape.memory_mib, disk_mib=MIN_DISK_MIB),
+            shape=Shape(vcpus=shape.vcpus, memory_mib=shape.memory_mib, disk_mib=_disk_step(shape)),
             boot=release.boot_files(),
             folder=work / "vm",
             network=self._network,
@@ -223,6 +226,8 @@ class Baker:
         link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, setup=setup, within=BOOT_WITHIN_S)
         try:
             report("first_job")
+            if vm.spec.shape.disk_mib > MIN_DISK_MIB:
+                await link.resize_disk()
             await run_first_jobs(link)
             await link.sync()
         finally:
@@ -232,7 +237,7 @@ class Baker:
         console = ""
         if vm is not None:
             with contextlib.suppress(VmmError, OSError):
-                console = str((await vm.info()).details.get("console", ""))[-_TAIL:]
+                console = _printable((await vm.console())[-_TAIL:])
         name = f"{release.manifest.name}:{release.manifest.tag}"
         cause = f"A snapshot of {name} could not be baked: {error}."
         if console:
@@ -253,6 +258,17 @@ class Baker:
             await self._launcher.forget_vm(vm_id)
         except VmmError as error:
             log.warning("the VM of the bake %s could not be removed: %s", vm_id, error)
+
+
+def _disk_step(shape: Shape) -> int:
+    """How large a disk is baked for a sandbox: growing costs a tenth of a second under emulation, so that the default size is a bake of its own."""
+    return DEFAULT_DISK_MIB if shape.disk_mib >= DEFAULT_DISK_MIB else MIN_DISK_MIB
+
+
+def _printable(console: bytes) -> str:
+    """The guest wrote it: no control characters."""
+    text = console.decode(errors="replace").replace("\r", "")
+    return "".join(character for character in text if character.isprintable() or character == "\n").strip()
 
 
 def _make_folders(*folders: Path) -> None:

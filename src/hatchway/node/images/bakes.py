@@ -34,8 +34,8 @@ JUST_USED_S = 60.0
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@=+-]{0,199}")
-_FILES = ("memory", "state", "upper.qcow2", "manifest.json")
-"""What a driver's `Vm.snapshot` leaves."""
+_NEEDED = ("memory", "state", "upper.qcow2")
+"""What a driver's `Vm.snapshot` leaves at least; its other files, such as its manifest.json, are kept with them."""
 BAKE_FILE = "bake.json"
 """What is written last: a folder without it is no bake."""
 
@@ -83,7 +83,7 @@ class Bakes:
             manifest = self._manifest(folder)
             if manifest.key != key:
                 raise ValueError(f"it is the bake {manifest.key}")
-            for name in _FILES:
+            for name in {*_NEEDED, *manifest.files}:
                 known = manifest.files[name]
                 if (folder / name).stat().st_size != known.size_bytes:
                     raise ValueError(f"{name} has another size")
@@ -100,16 +100,17 @@ class Bakes:
         try:
             manifest = self._manifest(baked.folder)
             return all(
-                files.sha256_sparse(baked.folder / name) == manifest.files[name].sha256_sparse for name in _FILES
+                files.sha256_sparse(baked.folder / name) == known.sha256_sparse
+                for name, known in manifest.files.items()
             )
         except (OSError, KeyError, ValueError):
             return False
 
     def publish(self, key: str, made: Path, *, template: str, vmm: str, shape: Shape) -> Baked:
         """Takes over the folder `made` with the files of a bake under its key, for good."""
-        for path in made.iterdir():
-            if path.name not in _FILES:
-                raise ValueError(f"not a file of a bake: {path.name}")
+        names = {path.name for path in made.iterdir()}
+        if not names.issuperset(_NEEDED):
+            raise ValueError(f"the driver left {sorted(names)}, not {sorted(_NEEDED)}")
         manifest = BakeManifest(
             format=FORMAT,
             key=key,
@@ -118,7 +119,7 @@ class Bakes:
             shape=shape,
             files={
                 name: BakedFile(size_bytes=(made / name).stat().st_size, sha256_sparse=files.sha256_sparse(made / name))
-                for name in _FILES
+                for name in sorted(names)
             },
             created_at=time.time(),
         )

@@ -28,7 +28,7 @@ class HostPackage:
 _BUILD = (
     HostPackage("mmdebstrap", ("mmdebstrap",), 5, "makes the template's root tree"),
     HostPackage("erofs-utils", ("mkfs.erofs",), 1, "packs the read-only base image"),
-    HostPackage("e2fsprogs", ("mke2fs", "debugfs", "e2fsck"), 2, "makes the writable disk"),
+    HostPackage("e2fsprogs", ("mke2fs", "tune2fs", "debugfs", "e2fsck"), 2, "makes the writable disk"),
     HostPackage("xz-utils", ("xz",), 1, "unpacks kernel packages"),
     HostPackage("zstd", ("zstd",), 2, "unpacks kernel packages and modules"),
     HostPackage("util-linux", ("unshare", "setpriv", "fallocate"), 5, "keeps the build in namespaces of its own"),

@@ -87,7 +87,7 @@ class Baked:
     key: str
     folder: Path
     shape: Shape
-    """The shape it was baked with; its disk is the smallest (`domain.shapes.MIN_DISK_MIB`)."""
+    """The shape it was baked with; its disk is the sandbox's or smaller: `domain.shapes.MIN_DISK_MIB` or `DEFAULT_DISK_MIB`."""
 
     @property
     def memory(self) -> Path:
