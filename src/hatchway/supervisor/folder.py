@@ -24,7 +24,7 @@ def prepare(settings: Settings) -> None:
     ]
     for folder, owner, mode in rooms:
         try:
-            folder.mkdir(parents=folder == settings.data_dir)
+            folder.mkdir(parents=folder in (settings.data_dir, settings.images))
             made = True
         except FileExistsError:
             made = False

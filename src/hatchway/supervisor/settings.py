@@ -84,8 +84,8 @@ class Settings:
 
     @property
     def images(self) -> Path:
-        """Templates; the node reads them."""
-        return self.data_dir / "images"
+        """Templates; the node reads them. `HATCHWAY_IMAGES_DIR` lets several installations share one folder."""
+        return Path(os.environ.get("HATCHWAY_IMAGES_DIR") or self.data_dir / "images").absolute()
 
     @property
     def log(self) -> Path:

@@ -178,7 +178,7 @@ class Supervisor:
             settings.log / "node.log",
             body=body,
             sockets=(sock, data),
-            needs=(settings.data_dir, libexec("hatchway-ram.so").parent),
+            needs=(settings.data_dir, settings.images, libexec("hatchway-ram.so").parent),
         )
 
     def _control_role(self, api: socket.socket) -> Role:
@@ -207,8 +207,14 @@ class Supervisor:
 
     # -- while it runs
 
+    def _publish_roles(self) -> None:
+        """run/roles.json: the process of each role, for whoever operates the machine."""
+        roles = {role.name: role.pid for role in self._roles}
+        _write_private(self._settings.run / "roles.json", json.dumps(roles).encode(), 0o644)
+
     def _supervise(self) -> signal.Signals:
         delayed: dict[str, float] = {}
+        self._publish_roles()
         while True:
             wait = min((at - time.monotonic() for at in delayed.values()), default=3600.0)
             info = signal.sigtimedwait(_HANDLED, max(0.0, wait))
@@ -227,6 +233,7 @@ class Supervisor:
                     del delayed[role.name]
                     role.last_start = time.monotonic()
                     role.start()
+                    self._publish_roles()
                     self._report({"event": "restarted", "role": role.name})
 
     def _reaped(self) -> list[Role]:
@@ -267,7 +274,7 @@ class Supervisor:
                     os.waitpid(role.pid, 0)
 
     def _clean(self) -> None:
-        for name in ("launcher.sock", "node.sock"):
+        for name in ("launcher.sock", "node.sock", "roles.json"):
             (self._settings.run / name).unlink(missing_ok=True)
         self._settings.endpoint.unlink(missing_ok=True)
 
