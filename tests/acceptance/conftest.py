@@ -1,0 +1,88 @@
+"""A whole service, as `hatchway up` starts it, for the tests of what a user does.
+
+`HATCHWAY_TEST_DATA_DIR` names a data folder with a finished template, so that it is not built anew; the service of such a
+folder that is up already is used as it is. Without it a folder of its own is made for the run.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hatchway.client import Hatchway
+
+ROOT = Path(__file__).parents[2]
+HATCHWAY = [sys.executable, "-m", "hatchway.cli.main"]
+UP_WITHIN_S = 900
+WITHIN_S = 180
+
+
+@dataclass
+class Service:
+    """A service that is up, and how a user's programs are run against it."""
+
+    data_dir: Path
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        without = ("HATCHWAY_URL", "HATCHWAY_API_KEY")
+        kept = {name: value for name, value in os.environ.items() if name not in without}
+        self.environ = {**kept, "HATCHWAY_DATA_DIR": str(self.data_dir)}
+
+    @property
+    def url(self) -> str:
+        """URL of the API."""
+        return str(json.loads((self.data_dir / "endpoint.json").read_text())["api"])
+
+    @property
+    def key(self) -> str:
+        """The development key."""
+        return (self.data_dir / "dev.key").read_text().strip()
+
+    def client(self) -> Hatchway:
+        """A client of the SDK."""
+        return Hatchway(self.url, self.key)
+
+    def run(self, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+        """Runs `hatchway ARGUMENTS` to its end, without input unless `input` is given."""
+        if "input" not in options:
+            options.setdefault("stdin", subprocess.DEVNULL)
+        options.setdefault("timeout", WITHIN_S)
+        return subprocess.run([*HATCHWAY, *arguments], env=self.environ, capture_output=True, check=False, **options)
+
+    def start(self, *command: str, **options: Any) -> "subprocess.Popen[bytes]":
+        """Starts a program of a user with this service in its environment; its output can be read."""
+        options.setdefault("stdin", subprocess.DEVNULL)
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", subprocess.PIPE)
+        return subprocess.Popen(list(command), env=self.environ, **options)
+
+    def sandboxes(self) -> list[dict[str, Any]]:
+        """What `hatchway ls` shows."""
+        done = self.run("ls", "--json")
+        assert done.returncode == 0, done.stderr
+        return list(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The service; stopped at the end, unless it was up before."""
+    given = os.environ.get("HATCHWAY_TEST_DATA_DIR")
+    service = Service(Path(given) if given else tmp_path_factory.mktemp("hatchway"))
+    if given and (service.data_dir / "endpoint.json").exists() and service.run("ls").returncode == 0:
+        yield service
+        return
+    ports = ("--api-port", "0", "--data-port", "0")
+    try:
+        up = service.run("up", "--data-dir", str(service.data_dir), "--detach", *ports, timeout=UP_WITHIN_S)
+        assert up.returncode == 0, up.stderr.decode()
+        yield service
+    finally:
+        down = service.run("down", "--data-dir", str(service.data_dir))
+    assert down.returncode == 0, down.stderr.decode()
