@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from hatchway.domain.ids import new_id
@@ -102,7 +102,17 @@ class Site:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = self.folder / "launcher.log"
         self.client = LauncherClient(self.run / "launcher.sock")
+        self.client_uid = 0
         self._talks: list[Talk] = []
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """In this block the test connects as the user whose launcher it is."""
+        os.seteuid(self.client_uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
 
     def arguments(self) -> list[str]:
         return ["--run-dir", str(self.run), "--shim", str(self.shim), "--uid-base", str(self.uid_base), *self.options]
@@ -177,15 +187,19 @@ class Site:
                 await talk.close()
             if self.process is None or self.process.poll() is not None:
                 self.start()
-            for vm in await self.client.list_vms():
-                await self.client.kill_vm(vm.sandbox_id)
-                await self.client.forget_vm(vm.sandbox_id)
-            await self.client.close()
+            with self.acting():
+                for vm in await self.client.list_vms():
+                    await self.client.kill_vm(vm.sandbox_id)
+                    await self.client.forget_vm(vm.sandbox_id)
+                await self.client.close()
             assert self.end() == 0, self.log.read_text()
             await until(lambda: not self.processes(), "processes are left")
             assert self.vm_folders() == []
             assert self.cgroups() == []
             assert str(self.folder) not in Path("/proc/self/mountinfo").read_text()
+        except BaseException:
+            print(self.log.read_text() if self.log.exists() else "no log")
+            raise
         finally:
             for pid in self.processes():
                 with contextlib.suppress(ProcessLookupError):
