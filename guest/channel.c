@@ -217,7 +217,7 @@ static void fill(void)
     while (ready_due && TX - tx_end >= PROC_ROOM + FRAME_HEADER + FRAME_TRAILER) {
         if ((proc = procs_next_resync())) {
             proc->resync = false;
-            put_proc(proc, proc->state);
+            put_proc(proc, proc->state == STATE_STARTING ? STATE_RUNNING : proc->state);
         } else {
             tx_end += frame_finish(tx + tx_end, T_READY, 0, 0, 0);
             ready_due = false;

@@ -12,6 +12,7 @@
 #include "helper.h"
 #include "power.h"
 #include "proc.h"
+#include "spawn.h"
 
 static int epoll_fd = -1;
 static bool running;
@@ -113,6 +114,7 @@ void loop_turn(int timeout)
         if (watch->fd >= 0) /* an earlier event of this round may have closed it */
             watch->ready(watch, events[i].events);
     }
+    spawns_sweep();
     if (deadline != 0 && now_ns() >= deadline) {
         procs_expire();
         disk_expire();

@@ -293,7 +293,7 @@ void procs_resync(void)
     struct proc *proc;
     for (unsigned i = 0; (proc = proc_each(&i));) {
         proc->dirty = false;
-        proc->resync = proc->state != STATE_STARTING;
+        proc->resync = true;
         streams_resync(proc);
     }
 }

@@ -53,6 +53,7 @@ struct job {
 };
 
 static struct job *jobs;
+static struct job *dead; /* given back after the round of events that may still name them */
 static size_t job_octets;
 
 /* ---- in the child: raw system calls only, nothing of the C library (its state is the agent's) ---- */
@@ -257,8 +258,23 @@ static void release(struct job *job)
         link = &(*link)->next;
     *link = job->next;
     job_octets -= job->octets;
+    bool watched = job->report.events != 0;
     watch_close(&job->report);
-    free(job);
+    if (!watched) {
+        free(job);
+        return;
+    }
+    job->next = dead;
+    dead = job;
+}
+
+void spawns_sweep(void)
+{
+    while (dead) {
+        struct job *job = dead;
+        dead = job->next;
+        free(job);
+    }
 }
 
 static void close_one(int fd)

@@ -37,5 +37,7 @@ void spawn_check(struct job *job);
 /* The process of this start is forgotten; its memory lives until the child is gone. */
 void spawn_detach(struct job *job);
 unsigned spawns_waiting(void);
+/* A round of events is over: memory of starts that are over is given back. */
+void spawns_sweep(void);
 
 #endif

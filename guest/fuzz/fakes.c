@@ -75,6 +75,7 @@ void spawn_forget_waiters(void) {}
 void spawn_check(struct job *job) { (void)job; }
 void spawn_detach(struct job *job) { (void)job; }
 unsigned spawns_waiting(void) { return 0; }
+void spawns_sweep(void) {}
 
 int helper_run(int (*work)(int argument), int argument, void (*done)(unsigned context, int error), unsigned context)
 {

@@ -8,7 +8,7 @@
 #include "../fields.h"
 #include "../frame.h"
 
-enum { SEEN_PROCS = 400, KEEP_OUTPUT = 1 << 20 };
+enum { SEEN_PROCS = 700, KEEP_OUTPUT = 1 << 20 };
 
 /* The last PROC of a process, and its output as the client stored it. */
 struct seen {

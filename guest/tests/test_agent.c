@@ -126,12 +126,12 @@ static void malformed_starts_are_refused(void)
     CHECK_EQUAL(request(T_SPAWN, fields).status, EINVAL);
     fields = payload();
     write_text(fields, F_KEY, "k");
-    write_u64(fields, F_SIZE, 399);
+    write_u64(fields, F_SIZE, 699);
     write_bytes(fields, F_ARG, "tr\0ue", 5);
     CHECK_EQUAL(request(T_SPAWN, fields).status, EINVAL);
     fields = payload();
     write_text(fields, F_KEY, "k");
-    write_u64(fields, F_SIZE, 399);
+    write_u64(fields, F_SIZE, 699);
     for (int i = 0; i < 1025; i++)
         write_text(fields, F_ARG, "a");
     CHECK_EQUAL(request(T_SPAWN, fields).status, EINVAL);
@@ -517,6 +517,48 @@ static void disk_requests(void)
     CHECK_EQUAL(request(T_METRICS, NULL).status, 0);
 }
 
+static void bursts_of_starts(void)
+{
+    enum { BURST = 32 };
+    for (int round = 0; round < 6; round++) {
+        uint32_t first = number + 1;
+        for (int i = 0; i < BURST; i++) {
+            char key[32], command[64];
+            struct field_writer *fields = payload();
+            snprintf(key, sizeof key, "key-%u", ++number);
+            snprintf(command, sizeof command, "printf %u; printf %u >&2", number, number);
+            write_text(fields, F_KEY, key);
+            write_u64(fields, F_SIZE, number);
+            write_text(fields, F_ARG, i % 8 == 5 ? "no-such-command" : "sh");
+            write_text(fields, F_ARG, "-c");
+            write_text(fields, F_ARG, command);
+            send_frame(T_SPAWN, 0, 5000000 + number, fields);
+            acknowledge(number, 1 << 16);
+        }
+        if (round == 4) { /* forgotten while they start */
+            for (uint32_t i = first; i <= number; i++)
+                CHECK_EQUAL(on_process(T_CLOSE, i).status, 0);
+            continue;
+        }
+        if (round == 5) { /* a HELLO while they start: they are in the list */
+            handshake();
+            CHECK(frames_before_ready >= BURST);
+            for (uint32_t i = first; i <= number; i++)
+                acknowledge(i, 1 << 16);
+        }
+        for (uint32_t i = first; i <= number; i++) {
+            char text[16];
+            UNTIL(ended(i));
+            snprintf(text, sizeof text, "%u", i);
+            if ((i - first) % 8 == 5)
+                CHECK_EQUAL(seen[i].reason, REASON_SPAWN_FAILED);
+            else
+                CHECK(output_is(i, 0, text) && output_is(i, 1, text));
+            CHECK_EQUAL(on_process(T_CLOSE, i).status, 0);
+        }
+    }
+}
+
 static void as_many_processes_as_there_may_be(void)
 {
     uint32_t first = ++number;
@@ -593,6 +635,7 @@ int main(int argc, char **argv)
     RUN(noise_before_and_after_the_handshake);
     RUN(disk_requests);
     RUN(many_unread_floods_leave_room_for_others);
+    RUN(bursts_of_starts);
     RUN(as_many_processes_as_there_may_be);
     agent_stop();
     return 0;
