@@ -241,7 +241,8 @@ class Engine:
             ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
             seen = await link.call("sandbox.get", ref, Observed, within=LOOK_WITHIN_S)
         except NotFound:
-            seen = lost(sandbox)
+            # A sandbox that never ran leaves no trace where its creation failed: that failure is what there is to say.
+            seen = None if sandbox.boot_id is None else lost(sandbox)
         except (HatchwayError, TimeoutError) as second:
             log.warning("state of %s after a failed %s: %s", sandbox.id, live.operation.kind, second)
         details: dict[str, Any] = msgspec.to_builtins(error.as_dict(), str_keys=True)

@@ -4,13 +4,13 @@ Every stream reads from the database at its own pace, so that a slow client cost
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 from sqlalchemy import Connection
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from hatchway.control import views
 from hatchway.control.endpoints import Call, Endpoint, NoBody
@@ -42,14 +42,15 @@ async def stream(call: Call[NoBody]) -> Response:
         )
     begin = _position(call)
     projects = (call.project, outbox.INSTALLATION) if "admin" in call.key.scopes else (call.project,)
-    last, purged = await plane.database.read(_bounds)
+    plane.event_streams += 1
+    try:
+        last, purged = await plane.database.read(_bounds)
+    except BaseException:
+        plane.event_streams -= 1
+        raise
     if begin is None or begin > last:
         begin, purged = last, 0
-    return StreamingResponse(
-        _events(plane, begin, purged, projects, call.query.subject),
-        media_type="text/event-stream",
-        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
-    )
+    return _EventStream(plane, begin, purged, projects, call.query.subject)
 
 
 def _position(call: Call[NoBody]) -> int | None:
@@ -67,36 +68,72 @@ def _position(call: Call[NoBody]) -> int | None:
     return int(header)
 
 
-async def _events(
-    plane: Plane, position: int, purged: int, projects: tuple[str, ...], subject: str | None
-) -> AsyncIterator[bytes]:
-    bell = asyncio.Event()
-    plane.database.on_commit.add(bell.set)
-    plane.event_streams += 1
-    ending = asyncio.get_running_loop().create_task(plane.ending.wait())
-    try:
-        yield b"retry: 500\n\n" + _ping(position)
-        if position < purged:
-            yield _sse("gap", str(purged), {"from": position, "to": purged})
-            position = purged
-        while not plane.ending.is_set():
-            bell.clear()
-            rows = await plane.database.read(outbox.after, position, projects, BATCH)
+class _EventStream(Response):
+    """One open stream. Its place among the bounded number of streams is given back however it ends."""
+
+    def __init__(
+        self, plane: Plane, position: int, purged: int, projects: tuple[str, ...], subject: str | None
+    ) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._plane = plane
+        self._position = position
+        self._purged = purged
+        self._projects = projects
+        self._subject = subject
+        self._bell = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._plane.database.on_commit.add(self._bell.set)
+        tasks = (
+            loop.create_task(self._pump(send)),
+            loop.create_task(_gone(receive)),
+            loop.create_task(self._plane.ending.wait()),
+        )
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0] in done:
+                tasks[0].result()
+        finally:
+            self._plane.event_streams -= 1
+            self._plane.database.on_commit.discard(self._bell.set)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._send(send, b"retry: 500\n\n" + _ping(self._position))
+        if self._position < self._purged:
+            await self._send(send, _sse("gap", str(self._purged), {"from": self._position, "to": self._purged}))
+            self._position = self._purged
+        while True:
+            self._bell.clear()
+            rows = await self._plane.database.read(outbox.after, self._position, self._projects, BATCH)
             if rows:
-                position = rows[-1].sequence
-                shown = [_show(row) for row in rows if subject in (None, row.subject)]
+                self._position = rows[-1].sequence
+                shown = [_show(row) for row in rows if self._subject in (None, row.subject)]
                 if shown:
-                    yield b"".join(shown)
+                    await self._send(send, b"".join(shown))
                 continue
-            ringing = asyncio.get_running_loop().create_task(bell.wait())
-            done, _ = await asyncio.wait({ringing, ending}, timeout=PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-            ringing.cancel()
-            if not done:
-                yield _ping(position)
-    finally:
-        ending.cancel()
-        plane.event_streams -= 1
-        plane.database.on_commit.discard(bell.set)
+            try:
+                async with asyncio.timeout(PING_EVERY_S):
+                    await self._bell.wait()
+            except TimeoutError:
+                await self._send(send, _ping(self._position))
+
+    @staticmethod
+    async def _send(send: Send, octets: bytes) -> None:
+        await send({"type": "http.response.body", "body": octets, "more_body": True})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _bounds(connection: Connection) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from hatchway import __version__
-from hatchway.control.endpoints import Endpoint, NoBody, NoQuery
+from hatchway.control.endpoints import Endpoint, NoBody
 from hatchway.control.problems import TITLES, Problem
 
 REF = "#/components/schemas/{name}"
@@ -27,11 +27,13 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         kinds += [kind for kind in endpoint.answers.values() if kind is not None]
         if endpoint.body is not None and endpoint.body is not NoBody:
             kinds.append(endpoint.body)
-    _, schemas = msgspec.json.schema_components(list(dict.fromkeys(kinds)), ref_template=REF)
+    queries = list(dict.fromkeys(endpoint.query for endpoint in endpoints))
+    _, schemas = msgspec.json.schema_components([*dict.fromkeys(kinds), *queries], ref_template=REF)
     schemas["Problem"]["additionalProperties"] = True
+    parameters = {query: schemas.pop(query.__name__)["properties"] for query in queries}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, parameters[endpoint.query])
     return {
         "openapi": "3.1.0",
         "info": {
@@ -61,7 +63,7 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, query: dict[str, Any]) -> dict[str, Any]:
     errors: set[int] = {*_ALWAYS, *endpoint.errors, *_WITH_QUERY}
     if endpoint.scope is not None:
         errors.update(_AUTHENTICATED)
@@ -85,7 +87,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "operationId": _operation_id(endpoint),
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
-        "parameters": _parameters(endpoint),
+        "parameters": _parameters(endpoint, query),
         "responses": answers,
     }
     if endpoint.description:
@@ -103,16 +105,13 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return made
 
 
-def _parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+def _parameters(endpoint: Endpoint, query: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _NAME.findall(endpoint.path)
     ]
-    if endpoint.query is not NoQuery:
-        schema = msgspec.json.schema(endpoint.query)
-        properties = schema["$defs"][endpoint.query.__name__]["properties"]
-        for name, one in properties.items():
-            found.append({"name": name, "in": "query", "required": False, "schema": one})
+    for name, one in query.items():
+        found.append({"name": name, "in": "query", "required": False, "schema": one})
     for prefix in endpoint.query_prefixes:
         found.append(
             {

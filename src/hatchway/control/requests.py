@@ -1,5 +1,6 @@
 """From octets to checked values: bodies, query parameters, headers. Whatever is wrong says which field, and what is allowed."""
 
+import asyncio
 import base64
 import re
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from hatchway.domain.ids import is_id
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_BODY = 1024 * 1024
+MAX_DRAINED = 16 * MAX_BODY
+BODY_WITHIN_S = 30.0
 MAX_WAIT_S = 60
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 500
@@ -25,20 +28,30 @@ _AT = re.compile(r"(?P<what>.*) - at `(?:key in )?(?P<at>.*)`")
 
 
 async def read_body(request: Request) -> bytes:
-    """Reads the body, however its length is announced; raises `TooLarge` as soon as it is longer than `MAX_BODY`."""
-    announced = request.headers.get("content-length")
-    if announced is not None and announced.isdecimal() and int(announced) > MAX_BODY:
-        raise problems.too_large(MAX_BODY)
+    """Reads the body, however its length is announced. Raises `TooLarge` when it is longer than `MAX_BODY`.
+
+    What is too long is read on, up to `MAX_DRAINED`, and thrown away: a client that is still sending when the connection closes
+    would not see the answer.
+    """
     parts: list[bytes] = []
     size = 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_BODY:
-                raise problems.too_large(MAX_BODY)
-            parts.append(part)
+        async with asyncio.timeout(BODY_WITHIN_S):
+            async for part in request.stream():
+                size += len(part)
+                if size <= MAX_BODY:
+                    parts.append(part)
+                elif parts:
+                    parts.clear()
+                if size > MAX_DRAINED:
+                    break
     except ClientDisconnect:
         raise InvalidRequest("body_cut_off", "The connection ended in the middle of the body.", "Try again.") from None
+    except TimeoutError:
+        cause = f"The body did not come within {BODY_WITHIN_S:g} seconds."
+        raise InvalidRequest("body_too_slow", cause, "Try again over a faster connection.") from None
+    if size > MAX_BODY:
+        raise problems.too_large(MAX_BODY)
     return b"".join(parts)
 
 

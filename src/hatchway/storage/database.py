@@ -57,9 +57,12 @@ class Database:
         A caller that is cancelled meanwhile does not stop the transaction. Raises `HostExhausted("host_disk_full")` and
         `Unavailable("database_unusable")` for what the file system does.
         """
-        return await self._run(
+        result = await self._run(
             self._writer, lambda: self._store.write(lambda connection: body(connection, *args, **kwargs))
         )
+        for listener in list(self.on_commit):
+            listener()
+        return result
 
     async def read(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `body(connection, …)` on one consistent state; it cannot write."""

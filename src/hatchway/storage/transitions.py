@@ -242,7 +242,7 @@ def fail(
         # There is no VM and no half-made one may stay: the way out is a start or a delete.
         state, cause = State.FAILED, None
         reason = str(error.get("cause") or "The operation failed.")
-    elif state is State.FAILED and not reason:
+    elif state is State.FAILED and (seen is None or not reason):
         reason = str(error.get("cause") or "The operation failed.")
     return _release(connection, ended, state, seen, cause, reason)
 

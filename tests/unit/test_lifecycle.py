@@ -1,0 +1,44 @@
+"""The lifecycle table keeps its promises: every state has a way out, delete works from all of them."""
+
+import pytest
+
+from hatchway.domain.lifecycle import CAUSES, VERBS, Cause, State, Verb, admits, verbs_from
+
+LIVING = [state for state in State if state is not State.DELETED]
+
+
+@pytest.mark.parametrize("state", LIVING)
+def test_delete_leads_out_of_every_state(state: State) -> None:
+    assert admits(Verb.DELETE, state)
+    assert VERBS[Verb.DELETE].target is State.DELETED
+
+
+@pytest.mark.parametrize("state", [State.PAUSED, State.STOPPED, State.FAILED])
+def test_a_sandbox_that_does_not_run_can_be_made_to(state: State) -> None:
+    assert any(VERBS[verb].target is State.RUNNING and state in VERBS[verb].sources for verb in verbs_from(state))
+
+
+@pytest.mark.parametrize("verb", list(Verb))
+def test_a_verb_is_satisfied_only_by_its_target(verb: Verb) -> None:
+    rule = VERBS[verb]
+    assert rule.satisfied <= {rule.target}
+    assert not rule.sources & rule.satisfied
+
+
+def test_nothing_leads_out_of_deleted_and_create_is_never_offered() -> None:
+    assert verbs_from(State.DELETED) == (Verb.DELETE,)
+    assert all(Verb.CREATE not in verbs_from(state) for state in State)
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_what_happens_unasked_happens_to_living_machines_only(cause: Cause) -> None:
+    rule = CAUSES[cause]
+    assert rule.sources == {State.RUNNING, State.PAUSED}
+    assert rule.target in (State.STOPPED, State.FAILED)
+
+
+def test_memory_is_lost_by_stop_and_kept_by_pause() -> None:
+    assert not admits(Verb.RESUME, State.STOPPED)
+    assert not admits(Verb.START, State.PAUSED)
+    assert admits(Verb.WAKE, State.PAUSED)
+    assert admits(Verb.WAKE, State.STOPPED)

@@ -1,0 +1,197 @@
+"""The database file: migrations, the lock, durability, who may read it."""
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from hatchway.domain.errors import Unavailable
+from hatchway.storage import migrate, migrations, outbox, settings
+from hatchway.storage.database import Database
+from hatchway.storage.tables import metadata
+
+
+def _differences(connection: Connection) -> list[object]:
+    return list(compare_metadata(MigrationContext.configure(connection), metadata))
+
+
+async def test_migrations_from_empty_make_the_tables_of_the_code(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "a.db"))
+    try:
+        assert await database.read(migrate.current) == migrations.HEAD
+        assert await database.write(_differences) == []
+    finally:
+        await database.close()
+
+
+def test_head_is_the_newest_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    assert ScriptDirectory.from_config(config).get_current_head() == migrations.HEAD
+
+
+async def test_an_open_after_the_first_changes_nothing_and_keeps_what_was_written(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    database = await Database.open(path)
+    await database.write(settings.put, "name", {"a": [1, 2]})
+    await database.close()
+    database = await Database.open(path)
+    try:
+        assert await database.read(settings.get, "name") == {"a": [1, 2]}
+    finally:
+        await database.close()
+
+
+async def test_a_database_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    database = await Database.open(path)
+    await database.write(lambda connection: connection.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    await database.close()
+    with pytest.raises(Unavailable) as raised:
+        await Database.open(path)
+    assert raised.value.code == "database_too_new"
+    # The refusal gave the lock back.
+    with pytest.raises(Unavailable, match="database_too_new"):
+        await Database.open(path)
+
+
+async def test_a_second_process_on_the_same_database_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    database = await Database.open(path)
+    try:
+        with pytest.raises(Unavailable) as raised:
+            await Database.open(path)
+        assert raised.value.code == "database_in_use"
+    finally:
+        await database.close()
+    await (await Database.open(path)).close()
+
+
+async def test_the_file_is_private_and_one_that_is_not_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    previous = os.umask(0)
+    try:
+        await (await Database.open(str(path))).close()
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o660)
+    with pytest.raises(Unavailable) as raised:
+        await Database.open(str(path))
+    assert raised.value.code == "database_insecure"
+
+
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.write_bytes(b"this is no database" * 1000)
+    path.chmod(0o600)
+    with pytest.raises(Unavailable) as raised:
+        await Database.open(str(path))
+    assert raised.value.code == "database_unusable"
+
+
+def _pragmas(connection: Connection) -> dict[str, object]:
+    names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+    return {name: connection.execute(text(f"PRAGMA {name}")).scalar() for name in names}
+
+
+async def test_commits_are_durable_and_keys_are_checked(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "a.db"))
+    try:
+        found = await database.write(_pragmas)
+        assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
+    finally:
+        await database.close()
+
+
+async def test_an_exception_rolls_the_whole_transaction_back(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "a.db"))
+    heard: list[None] = []
+    database.on_commit.add(lambda: heard.append(None))
+
+    def half(connection: Connection) -> None:
+        settings.put(connection, "a", 1)
+        raise ValueError("in the middle")
+
+    try:
+        with pytest.raises(ValueError, match="in the middle"):
+            await database.write(half)
+        assert await database.read(settings.get, "a") is None
+        assert heard == []
+        await database.write(settings.put, "a", 2)
+        assert heard == [None]
+    finally:
+        await database.close()
+
+
+async def test_readers_cannot_write_and_do_not_wait_for_a_writer(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "a.db"))
+    loop = asyncio.get_running_loop()
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    def long(connection: Connection) -> None:
+        settings.put(connection, "a", 1)
+        loop.call_soon_threadsafe(inside.set)
+        asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(30)
+
+    try:
+        writing = asyncio.create_task(database.write(long))
+        await asyncio.wait_for(inside.wait(), 30)
+        assert await asyncio.wait_for(database.read(settings.get, "a"), 30) is None
+        leave.set()
+        await writing
+        assert await database.read(settings.get, "a") == 1
+        with pytest.raises(Unavailable):
+            await database.read(settings.put, "a", 3)
+    finally:
+        leave.set()
+        await database.close()
+
+
+_WRITER = """
+import asyncio, sys
+from hatchway.storage import outbox
+from hatchway.storage.database import Database
+async def main():
+    database = await Database.open(sys.argv[1])
+    number = 0
+    while True:
+        number += 1
+        await database.write(outbox.append, "default", "test", str(number), {})
+        print(number, flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_what_was_committed_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    last = 0
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", _WRITER, path], stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            for _ in range(20):
+                line = await asyncio.to_thread(process.stdout.readline)
+                last = int(line)
+        finally:
+            process.kill()
+            rest = process.stdout.read().split() if process.stdout else []
+            process.wait()
+        last = int(rest[-1]) if rest else last
+        database = await Database.open(path)
+        try:
+            events = await database.read(outbox.after, 0, ("default",), 100_000)
+            # Each process counts from 1; what it said to have written is there, at most one more is.
+            assert int(events[-1].subject) in (last, last + 1)
+            assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+        finally:
+            await database.close()
