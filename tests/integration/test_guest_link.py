@@ -58,10 +58,10 @@ class Agent:
 
     async def stop(self) -> None:
         for link in self._links:
-            with contextlib.suppress(LinkLost, GuestError):
-                if not self.vm_ended.is_set():
-                    for number in list(link._peer.processes):
-                        await link.close_process(number)
+            with contextlib.suppress(LinkLost, GuestError, TimeoutError):
+                if self._process.returncode is None:
+                    async with asyncio.timeout(WITHIN):
+                        await asyncio.gather(*map(link.close_process, list(link._peer.processes)))
             await link.close()
         self._links.clear()
         if self._process.returncode is None:
@@ -152,6 +152,24 @@ async def test_stdin_of_a_process_that_does_not_read_waits_and_can_be_given_up(l
     await link.signal(spawn.number, signal.SIGKILL)
     assert (await sink.end()).exit_signal == signal.SIGKILL
     assert await feeding == 1_000_000
+
+
+async def test_stdin_that_was_given_up_goes_on_from_any_offset_before(link: Link, tmp_path: Path) -> None:
+    octets = random.Random(4).randbytes(600_000)
+    sink, spawn = Recorder(), shell(f"until test -e {tmp_path}/go; do sleep 0.02; done; exec cat", stdin=True)
+    await link.spawn(spawn, sink)
+    feeding = asyncio.create_task(link.send_input(spawn.number, 0, octets))
+    process = link._peer.processes[spawn.number]
+    async with asyncio.timeout(WITHIN):
+        while process.taken == 0:
+            await asyncio.sleep(0.01)
+    feeding.cancel()
+    assert 0 < process.taken <= process.sent < len(octets)
+    again = asyncio.create_task(link.send_input(spawn.number, 1000, octets[1000:], eof=True))
+    (tmp_path / "go").touch()
+    assert await again == len(octets)
+    await sink.end()
+    assert sink.out == octets
 
 
 async def test_a_terminal(link: Link) -> None:
@@ -319,7 +337,8 @@ class Proxy:
 
         pumps = [asyncio.create_task(pump(reader, agent_writer)), asyncio.create_task(pump(agent_reader, writer))]
         try:
-            with contextlib.suppress(ConnectionError):
+            # Cancelled by the end of the test, which is no error; the server's own callback would report it.
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
                 for pumped in done:
                     pumped.exception()

@@ -37,7 +37,8 @@ async def connect(
     """Returns the link to the agent behind `socket_path`, up, and with `setup` done when one is given.
 
     `fresh` says that the guest was just restored from a baked snapshot, whose parser stands between two frames. `setup`
-    travels with the greeting: one round trip does both. The socket must listen; the VMM behind it may accept later. Raises `LinkLost` when
+    travels with the greeting: one round trip does both (to a guest that still boots it may be seconds on its way: set the clock
+    again then). The socket must listen; the VMM behind it may accept later. Raises `LinkLost` when
     the agent does not answer within `within` seconds, breaks the protocol or the VM ends, `GuestError` when it refuses
     the set-up, `ValueError` for a set-up that the protocol cannot carry.
     """
