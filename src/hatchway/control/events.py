@@ -8,7 +8,6 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from sqlalchemy import Connection
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,6 +16,7 @@ from hatchway.control.endpoints import Call, Endpoint, NoBody
 from hatchway.control.plane import Plane
 from hatchway.domain.errors import Exhausted, InvalidRequest
 from hatchway.storage import outbox, retention, settings
+from hatchway.storage.database import Connection
 from hatchway.storage.rows import EventRow
 
 PING_EVERY_S = 15.0

@@ -1,11 +1,11 @@
 """/healthz: the process serves. /readyz: what it needs is there as well."""
 
-from sqlalchemy import Connection, text
 from starlette.responses import Response
 
 from hatchway.control import views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.domain.errors import HatchwayError, Unavailable
+from hatchway.storage import database
 
 
 async def healthy(call: Call[NoBody]) -> Response:
@@ -17,7 +17,7 @@ async def ready(call: Call[NoBody]) -> Response:
     """Tells whether a sandbox could be created now: the database answers, a node is connected."""
     checks: dict[str, str] = {}
     try:
-        await call.plane.database.read(_ask)
+        await call.plane.database.read(database.answers)
         checks["database"] = "ok"
     except HatchwayError as error:
         checks["database"] = error.cause
@@ -27,10 +27,6 @@ async def ready(call: Call[NoBody]) -> Response:
             "unready", "Something that sandboxes need is not there.", "Try again in a moment.", checks=checks
         )
     return answer(views.Health(status="ok", checks=checks))
-
-
-def _ask(connection: Connection) -> None:
-    connection.execute(text("SELECT 1"))
 
 
 ENDPOINTS = (

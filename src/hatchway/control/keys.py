@@ -8,14 +8,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from sqlalchemy import Connection
 from starlette.responses import Response
 
 from hatchway.control import requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.domain.errors import Conflict, NotFound
 from hatchway.storage import idempotency, keys
-from hatchway.storage.database import Database
+from hatchway.storage.database import Connection, Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
 from hatchway.storage.rows import KeyRow
 

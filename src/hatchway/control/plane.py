@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import Connection
 
 from hatchway.control.auth import Authenticator
 from hatchway.control.config import ControlConfig
@@ -16,7 +15,7 @@ from hatchway.control.reconciler import Reconciler
 from hatchway.control.views import Condition
 from hatchway.domain.ids import new_id
 from hatchway.storage import keys, settings
-from hatchway.storage.database import Database
+from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import SandboxRow
 from hatchway.wire.node import Configure, TokenKey
 from hatchway.wire.tokens import Signer

@@ -10,7 +10,6 @@ import logging
 import time
 
 import msgspec
-from sqlalchemy import Connection
 
 from hatchway.control.auth import Authenticator
 from hatchway.control.engine import Engine, lost
@@ -18,7 +17,7 @@ from hatchway.control.nodes import NodeLink, Nodes, quietly
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifecycle import State
 from hatchway.storage import operations, outbox, retention, sandboxes, sessions, settings, transitions
-from hatchway.storage.database import Database
+from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import OperationRow, SandboxRow, SessionRow
 from hatchway.wire.node import (
     Empty,

@@ -10,13 +10,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from hatchway.domain.errors import HostExhausted, Unavailable
 from hatchway.storage import dialect, migrate
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+__all__ = ["Connection", "Database", "answers"]
+
+
+def answers(connection: Connection) -> None:
+    """Asks the database for nothing, to see that it is there."""
+    connection.execute(text("SELECT 1"))
 
 
 class Database:
