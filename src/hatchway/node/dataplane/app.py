@@ -3,14 +3,13 @@
 import logging
 from collections.abc import Sequence
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hatchway.domain.errors import Exhausted, HatchwayError, Internal, InvalidRequest, NotFound, from_status
+from hatchway.domain.errors import Exhausted, HatchwayError, Internal, InvalidRequest, NotFound
 from hatchway.node.dataplane.attach import Attach
 from hatchway.node.dataplane.control import Resize, Signal
 from hatchway.node.dataplane.limits import PlaneLimits
@@ -37,7 +36,7 @@ def make_app(
     """Returns the data plane as an ASGI application; `routes` are further ones (files, ports) that check tokens themselves."""
     plane = Plane(sessions, tokens, guests, limits or PlaneLimits())
     at = "/v1/sessions/{session_id}"
-    inner = Starlette(
+    inner = Router(
         routes=[
             Route(f"{at}/attach", Attach(plane), methods=["POST"]),
             Route(f"{at}/output", Output(plane), methods=["GET"]),
@@ -47,7 +46,6 @@ def make_app(
             Route("/healthz", _healthz, methods=["GET"]),
             *routes,
         ],
-        exception_handlers={HTTPException: _refused},
     )
     return App(inner, plane)
 
@@ -65,6 +63,7 @@ class App:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
+        scope["app"] = self  # so that the router raises for what it does not know
         started = False
 
         async def watched(message: Message) -> None:
@@ -83,9 +82,9 @@ class App:
             await self._inner(scope, receive, watched)
         except ClientGone:
             return
-        except HatchwayError as error:
+        except (HatchwayError, HTTPException) as error:
             if not started:
-                await problem(error)(scope, receive, send)
+                await _refusal(error, scope)(scope, receive, send)
             else:
                 log.warning("an answer was cut off: %s", error)
         except Exception as error:
@@ -100,17 +99,16 @@ async def _healthz(_: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _refusal(error: HatchwayError | HTTPException, scope: Scope) -> Response:
+    if isinstance(error, HatchwayError):
+        return problem(error)
     if error.status_code == 404:
         return problem(
-            NotFound("unknown_path", f"There is nothing at {request.url.path[:200]}.", "See the API's description.")
+            NotFound("unknown_path", f"There is nothing at {scope['path'][:200]}.", "See the API's description.")
         )
-    if error.status_code == 405:
-        answer = problem(
-            InvalidRequest("wrong_method", f"{request.method} is not for this path.", "See the API's description.")
-        )
-        answer.status_code = 405
-        answer.headers.update(error.headers or {})
-        return answer
-    return problem(from_status(error.status_code, "refused", error.detail))
+    answer = problem(
+        InvalidRequest("wrong_method", f"{scope['method']} is not for this path.", "See the API's description."),
+        status=error.status_code,
+    )
+    answer.headers.update(error.headers or {})
+    return answer

@@ -20,8 +20,8 @@ FILE = "session.jsonl"
 class State(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What changes. Times are Unix seconds, offsets octets.
 
-    What a running process does is not written down step by step: after a restart the agent says it. Written are the
-    creation, the intent to start, the end of the leader and the end of the streams.
+    Written are the creation, the intent to start, the start, the end of the leader and the end of the streams; the rest
+    (how far stdin is) the agent says after a restart.
     """
 
     epoch: int = 1

@@ -270,7 +270,7 @@ class Session:
         if not self.started:
             record.state = "running"
             record.pid = proc.pid
-            self._announce()
+            self._announce(save=True)
         if proc.state is ProcessState.RUNNING:
             return
         self._owed = (proc.stdout_total, proc.stderr_total)
@@ -407,7 +407,7 @@ class Session:
             raise _unreachable(error) from error
         if pid is not None and record.state == "starting":
             record.state, record.pid = "running", pid
-            self._announce()
+            self._announce(save=True)
 
     def _exited(self, proc: Proc) -> None:
         stdout, stderr = self._owed
