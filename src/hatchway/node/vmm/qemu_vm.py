@@ -18,7 +18,7 @@ from hatchway.node.vmm import disk as disks
 from hatchway.node.vmm import manifest, qemu_args
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qmp import Command, Event, Qmp, command
-from hatchway.node.vmm.seam import ExitStatus, VmInfo, VmmDied, VmmError, VmmTimeout, VmSpec
+from hatchway.node.vmm.seam import ExitStatus, VmInfo, VmmDied, VmmError, VmmTimeout, VmSpec, WrongGeneration
 from hatchway.node.vmm.shim import ShimClient
 
 ANSWER_WITHIN_S = 10.0
@@ -78,12 +78,18 @@ class QemuVm:
     # -- connections
 
     async def connect(self) -> None:
-        """Connects to the shim and begins to watch. Raises `VmmDied` when there is none, `VmmError` when it is another VM's."""
+        """Connects to the shim and begins to watch. Raises `VmmDied` when there is none, `WrongGeneration` when it is another's VM."""
         shim = await ShimClient.connect(self._run_folder / "shim.sock")
         self._shim = shim
         status = await shim.status()
+        if (status.sandbox_id, status.generation) != (self.spec.sandbox_id, self.spec.generation):
+            raise WrongGeneration(
+                f"The VM that runs is {status.sandbox_id} of generation {status.generation}, not {self.spec.sandbox_id} of "
+                f"generation {self.spec.generation}."
+            )
         self._pid = status.pid
         if status.exit is not None:
+            await self._hear_words(shim)
             self._ended_as(status.exit)
         else:
             self._watcher = asyncio.get_running_loop().create_task(
@@ -98,9 +104,12 @@ class QemuVm:
             log.warning("%s: the shim is gone: %s", self.spec.sandbox_id, error)
             status = None
         if status is not None:
-            with contextlib.suppress(VmmError):
-                self._words = _readable(await shim.log())
+            await self._hear_words(shim)
         self._ended_as(status)
+
+    async def _hear_words(self, shim: ShimClient) -> None:
+        with contextlib.suppress(VmmError):
+            self._words = _readable(await shim.log())
 
     def _ended_as(self, status: ExitStatus | None) -> None:
         code, signal = (status.code, status.signal) if status is not None else (None, None)

@@ -1,0 +1,415 @@
+"""What `hatchway.node.vmm.seam` promises, held against every driver with real machines and the real agent in them."""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from vmm_harness import DRIVERS, SHAPE, WITHIN_S, Ground, Stand, standing
+
+from hatchway.domain.shapes import Shape
+from hatchway.node.vmm.seam import (
+    Baked,
+    LaunchRefused,
+    SnapshotMismatch,
+    VmmDied,
+    VmmError,
+    WrongGeneration,
+)
+
+pytestmark = [pytest.mark.vm, pytest.mark.skipif(os.geteuid() != 0, reason="jails and templates are made by root")]
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    top = tmp_path_factory.mktemp("vmm-ground")
+    top.chmod(0o755)
+    return Ground.prepare(top)
+
+
+@pytest.fixture(scope="session", params=sorted(DRIVERS))
+def driver_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def baked(ground: Ground, driver_name: str) -> Baked:
+    async def bake() -> Baked:
+        async with standing(ground, driver_name) as stand:
+            return await stand.bake(driver_name)
+
+    return asyncio.run(bake())
+
+
+@pytest.fixture
+async def stand(ground: Ground, driver_name: str) -> AsyncIterator[Stand]:
+    async with standing(ground, driver_name) as made:
+        yield made
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "small", folder], check=True, timeout=20)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True, timeout=20)
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- starting
+
+
+async def test_a_cold_boot_ends_with_an_agent_that_answers(stand: Stand) -> None:
+    guest = await stand.booted(stand.spec(shape=Shape(vcpus=2, memory_mib=384, disk_mib=640)))
+    assert await guest.sh("nproc") == "2"
+    total = int((await guest.sh("grep MemTotal /proc/meminfo")).split()[1])
+    assert 300_000 < total < 384 * 1024
+    disk = int(
+        await guest.sh(
+            "cat /sys/class/block/$(basename $(readlink -f /dev/disk/by-id/*upper 2>/dev/null || echo vdb))/size"
+        )
+    )
+    assert disk == 640 * 2048
+    info = await guest.vm.info()
+    assert (info.status, info.isolation, info.exit) == ("running", stand.driver.isolation, None)
+    assert info.vmm == f"{stand.driver.name} {stand.driver.version}"
+    assert Path(f"/proc/{info.pid}").exists()
+    assert b"hatchway" in await guest.vm.console()
+
+
+async def test_the_vmm_has_no_privilege_and_sees_only_its_own_files(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    pid = (await guest.vm.info()).pid
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert int(re.search(r"^Uid:\t(\d+)", status, re.M)[1]) > 1_000_000_000  # type: ignore[index]
+    assert re.search(r"^CapEff:\t0+$", status, re.M)
+    assert re.search(r"^NoNewPrivs:\t1$", status, re.M)
+    assert re.search(r"^Seccomp:\t2$", status, re.M)
+    assert not Path(f"/proc/{pid}/root/etc").exists()
+    writable = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        flags = int(re.search(r"flags:\t(\d+)", Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text())[1], 8)  # type: ignore[index]
+        if flags & os.O_ACCMODE != os.O_RDONLY and os.path.isfile(fd):
+            writable.add(Path(os.readlink(fd)).name)
+    assert writable == {"upper.qcow2"}
+
+
+async def test_restored_machines_share_nothing_and_leave_the_bake_as_it_was(stand: Stand, baked: Baked) -> None:
+    before = {path: digest(path) for path in baked.folder.iterdir()}
+    guests = [await stand.restored(baked) for _ in range(3)]
+    for number, guest in enumerate(guests):
+        await guest.sh(f"echo {number} > /root/who; head -c 20000000 /dev/urandom > /dev/shm/noise; sync")
+    for number, guest in enumerate(guests):
+        assert await guest.sh("cat /root/who; ls /root") == f"{number}\nwho"
+        await guest.sh(
+            "rm /dev/shm/noise; echo 3 > /proc/sys/vm/drop_caches; sync; echo 1 > /proc/sys/vm/compact_memory"
+        )
+    late = await stand.restored(baked)
+    assert await late.sh("ls /root; ls /dev/shm") == ""
+    assert {path: digest(path) for path in baked.folder.iterdir()} == before
+
+
+async def test_a_restored_disk_stops_and_boots_cold_with_what_was_written(stand: Stand, baked: Baked) -> None:
+    spec = stand.spec()
+    for round_number in range(3):
+        if round_number == 0:
+            guest = await stand.restored(baked, spec)
+        else:
+            guest = await stand.booted(spec)
+        await guest.sh(f"echo {round_number} >> /root/rounds")
+        await guest.link.shutdown()
+        assert (await guest.vm.stop(WITHIN_S)).guest_shutdown
+        await guest.link.close()
+        await guest.vm.forget()
+    guest = await stand.booted(spec)
+    assert await guest.sh("cat /root/rounds") == "0\n1\n2"
+
+
+async def test_the_key_of_a_bake_names_template_shape_and_network_and_no_disk(stand: Stand) -> None:
+    key = stand.driver.baked_key("sha256:a", SHAPE)
+    assert re.fullmatch(r"[a-z0-9]{20,64}", key)
+    assert key == stand.driver.baked_key("sha256:a", replace_shape(disk_mib=9000))
+    others = {
+        stand.driver.baked_key("sha256:b", SHAPE),
+        stand.driver.baked_key("sha256:a", replace_shape(vcpus=2)),
+        stand.driver.baked_key("sha256:a", replace_shape(memory_mib=512)),
+        stand.driver.baked_key("sha256:a", SHAPE, network=False),
+    }
+    assert len(others | {key}) == 5
+    assert (await stand.make_driver()).baked_key("sha256:a", SHAPE) == key
+
+
+def replace_shape(**changes: int) -> Shape:
+    values = {"vcpus": SHAPE.vcpus, "memory_mib": SHAPE.memory_mib, "disk_mib": SHAPE.disk_mib, **changes}
+    return Shape(**values)
+
+
+# -- running
+
+
+async def test_pause_stops_the_guest_and_resume_lets_it_go_on(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    for _ in range(3):
+        await guest.vm.pause()
+        await guest.vm.pause()
+        assert (await guest.vm.info()).status == "paused"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await guest.link.ping()
+        await guest.vm.resume()
+        await guest.vm.resume()
+        assert (await guest.vm.info()).status == "running"
+        async with asyncio.timeout(WITHIN_S):
+            await guest.link.ping()
+
+
+async def test_the_disk_grows_and_never_shrinks(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked, stand.spec(shape=replace_shape(disk_mib=1024)))
+    await guest.sh("echo kept > /root/kept")
+    for _ in range(2):
+        await guest.vm.resize_disk(1024)
+        assert 900 * 2**20 < await guest.link.resize_disk() <= 1024 * 2**20
+    await guest.vm.resize_disk(2048)
+    assert await guest.link.resize_disk() > 1800 * 2**20
+    with pytest.raises(ValueError, match="cannot shrink"):
+        await guest.vm.resize_disk(1024)
+    await guest.sh("fallocate -l 1500M /root/large")
+    assert await guest.sh("stat -c %s /root/large; cat /root/kept") == f"{1500 * 2**20}\nkept"
+
+
+async def test_a_full_host_disk_is_the_guests_error_and_no_end(stand: Stand, baked: Baked, small_disk: Path) -> None:
+    guest = await stand.restored(baked, stand.spec(folder=small_disk / "vm"))
+    code, _ = await guest.try_sh("head -c 60000000 /dev/zero | tr '\\0' x > /root/large && sync /root/large")
+    assert code != 0
+    async with asyncio.timeout(WITHIN_S):
+        await guest.link.ping()
+    info = await guest.vm.info()
+    assert info.status == "running"
+    assert int(str(info.details["disk_errors"])) > 0
+
+
+# -- ending
+
+
+async def test_kill_ends_it_and_says_so(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    pid = (await guest.vm.info()).pid
+    first = await guest.vm.kill()
+    assert (first.signal, first.guest_shutdown) == (9, False)
+    assert guest.vm.ended.is_set()
+    assert guest.vm.exit == first == await guest.vm.kill() == await guest.vm.stop(5)
+    assert (await guest.vm.info()).status == "ended"
+    assert not Path(f"/proc/{pid}").exists()
+    for verb in (guest.vm.pause, guest.vm.resume):
+        with pytest.raises(VmmDied) as caught:
+            await verb()
+        assert caught.value.status == first
+    assert await stand.left() == [guest.vm.spec.sandbox_id]
+    await guest.vm.forget()
+    await guest.vm.forget()
+    assert await stand.left() == []
+
+
+async def test_a_vmm_that_crashes_is_noticed(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    os.kill((await guest.vm.info()).pid, 11)
+    async with asyncio.timeout(WITHIN_S):
+        await guest.vm.ended.wait()
+    assert guest.vm.exit is not None
+    assert (guest.vm.exit.signal, guest.vm.exit.guest_shutdown) == (11, False)
+
+
+async def test_a_guest_that_powers_off_is_told_from_a_crash(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    await guest.link.shutdown()
+    async with asyncio.timeout(WITHIN_S):
+        await guest.vm.ended.wait()
+    assert guest.vm.exit is not None
+    assert guest.vm.exit.guest_shutdown
+    assert guest.vm.exit.signal is None
+
+
+async def test_stop_waits_for_the_guest_and_no_longer_than_its_grace(stand: Stand, baked: Baked) -> None:
+    willing, unwilling = await stand.restored(baked), await stand.restored(baked)
+    await willing.link.shutdown()
+    assert (await willing.vm.stop(WITHIN_S)).guest_shutdown
+    assert (await unwilling.vm.stop(0.2)).signal == 9
+
+
+async def test_forget_of_a_machine_that_runs_is_refused(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    with pytest.raises(VmmError, match="still runs"):
+        await guest.vm.forget()
+    async with asyncio.timeout(WITHIN_S):
+        await guest.link.ping()
+
+
+# -- taking over
+
+
+async def test_a_machine_is_adopted_by_a_process_that_knows_nothing(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    await guest.sh("echo in-memory > /dev/shm/state")
+    pid = (await guest.vm.info()).pid
+    await guest.link.close()
+    await guest.vm.close()
+    await guest.vm.close()
+    stand.restart_launcher()
+    driver = await stand.make_driver()
+    vm = stand.keep(await driver.adopt(guest.vm.spec))
+    assert (await vm.info()).pid == pid
+    again = await stand.linked(vm, fresh=False)
+    assert await again.sh("cat /dev/shm/state") == "in-memory"
+    await vm.pause()
+    await vm.close()
+    vm = stand.keep(await driver.adopt(guest.vm.spec))
+    assert (await vm.info()).status == "paused"
+    await vm.resume()
+    assert (await vm.kill()).signal == 9
+
+
+async def test_what_ended_while_nobody_watched_is_told_at_adoption(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    await guest.vm.close()
+    await guest.link.shutdown()
+    await guest.link.close()
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            try:
+                vm = await stand.driver.adopt(guest.vm.spec)
+            except VmmDied as error:
+                died = error
+                break
+            await vm.close()
+            await asyncio.sleep(0.01)
+    assert died.status is not None
+    assert died.status.guest_shutdown
+    await stand.launcher.kill_vm(guest.vm.spec.sandbox_id)
+    await stand.launcher.forget_vm(guest.vm.spec.sandbox_id)
+    with pytest.raises(VmmDied):
+        await stand.driver.adopt(guest.vm.spec)
+
+
+async def test_another_generation_neither_adopts_nor_replaces(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    for generation in (2, 3):
+        other = replace(guest.vm.spec, generation=generation)
+        with pytest.raises(WrongGeneration, match="generation 1"):
+            await stand.driver.adopt(other)
+        with pytest.raises(LaunchRefused) as caught:
+            await stand.driver.restore(baked, other)
+        assert caught.value.code == "exists"
+    async with asyncio.timeout(WITHIN_S):
+        await guest.link.ping()
+
+
+async def test_start_and_restore_asked_again_answer_with_the_machine_that_runs(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    await guest.sh("echo here > /dev/shm/here")
+    pid = (await guest.vm.info()).pid
+    await guest.vm.close()
+    for verb in (stand.driver.restore(baked, guest.vm.spec), stand.driver.start(guest.vm.spec)):
+        vm = stand.keep(await verb)
+        assert (await vm.info()).pid == pid
+        await vm.close()
+    assert await guest.sh("cat /dev/shm/here") == "here"
+
+
+async def test_start_replaces_what_ended_unforgotten(stand: Stand, baked: Baked) -> None:
+    guest = await stand.restored(baked)
+    await guest.vm.kill()
+    await guest.vm.close()
+    again = await stand.booted(guest.vm.spec)
+    assert (await again.vm.info()).status == "running"
+
+
+# -- failing
+
+
+def damaged(baked: Baked, folder: Path, state: bytes, *, honest: bool) -> Baked:
+    """A copy with another device state; `honest`: its manifest says so, and only the VMM can find out."""
+    shutil.copytree(baked.folder, folder)
+    os.chmod(folder / "state", 0o600)
+    (folder / "state").write_bytes(state)
+    if honest:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        manifest.update(state_sha256=digest(folder / "state"), state_size=len(state))
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    return replace(baked, folder=folder)
+
+
+@pytest.mark.parametrize("honest", [False, True])
+@pytest.mark.parametrize("how", ["cut", "other"])
+async def test_a_damaged_snapshot_is_refused_and_leaves_nothing(
+    stand: Stand, baked: Baked, tmp_path: Path, honest: bool, how: str
+) -> None:
+    whole = baked.state.read_bytes()
+    state = whole[: len(whole) // 2] if how == "cut" else b"QEVM" + os.urandom(len(whole))
+    with pytest.raises(SnapshotMismatch) as caught:
+        await stand.driver.restore(damaged(baked, tmp_path / "damaged", state, honest=honest), stand.spec())
+    assert "damaged" in str(caught.value) if not honest else "could not load" in str(caught.value)
+    assert await stand.left() == []
+
+
+async def test_a_snapshot_of_another_shape_is_refused(stand: Stand, baked: Baked) -> None:
+    with pytest.raises(SnapshotMismatch, match="shape"):
+        await stand.driver.restore(baked, stand.spec(shape=replace_shape(memory_mib=512)))
+    with pytest.raises(SnapshotMismatch, match="network"):
+        await stand.driver.restore(baked, stand.spec(network=False))
+    assert await stand.left() == []
+
+
+async def test_no_room_for_the_disk_is_enospc_and_leaves_nothing(stand: Stand, baked: Baked, small_disk: Path) -> None:
+    with contextlib.suppress(OSError), (small_disk / "filler").open("wb") as filler:
+        while filler.write(bytes(65_536)):
+            filler.flush()
+    with pytest.raises(OSError, match="No space left") as caught:
+        await stand.driver.restore(baked, stand.spec(folder=small_disk / "vm"))
+    assert caught.value.errno == errno.ENOSPC
+    assert await stand.left() == []
+
+
+async def test_a_kernel_that_is_none_is_the_vmms_own_error(stand: Stand, tmp_path: Path) -> None:
+    (tmp_path / "kernel").write_bytes(b"this is no kernel" * 100)
+    spec = stand.spec(boot=replace(stand.ground.boot, kernel=tmp_path / "kernel"))
+    with pytest.raises(VmmDied, match="kernel"):
+        await stand.driver.start(spec)
+    assert await stand.left() == []
+
+
+async def test_a_cancelled_start_leaves_nothing(stand: Stand, baked: Baked) -> None:
+    for delay in (0.0, 0.01, 0.03, 0.06):
+        task = asyncio.ensure_future(stand.driver.restore(baked, stand.spec()))
+        done, _ = await asyncio.wait([task], timeout=delay)
+        if done:
+            stand.keep(task.result())
+            await task.result().kill()
+            await task.result().forget()
+            continue
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await stand.left() == []
+
+
+async def test_only_a_fresh_bakeable_machine_is_baked(stand: Stand, baked: Baked, tmp_path: Path) -> None:
+    guest = await stand.restored(baked)
+    with pytest.raises(VmmError, match="bakeable"):
+        await guest.vm.snapshot(tmp_path / "snapshot")
+    async with asyncio.timeout(WITHIN_S):
+        await guest.link.ping()
