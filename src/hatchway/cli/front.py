@@ -1,24 +1,12 @@
-"""What all commands share: the options `--url`, `--key` and `--json`, the client behind them, and how errors are shown."""
+"""What all commands share: the client that they talk through, how they end, and how errors are shown."""
 
-import functools
-import inspect
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NoReturn, ParamSpec
-
-import typer
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from hatchway.client import Hatchway
-
-P = ParamSpec("P")
-
-Url = Annotated[str | None, typer.Option("--url", help="URL of the API. Default: HATCHWAY_URL, else this machine's.")]
-ApiKey = Annotated[
-    str | None, typer.Option("--key", help="API key. Default: HATCHWAY_API_KEY, else this machine's development key.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 FAILED = 1
 """Exit status when the service answered with an error."""
@@ -54,52 +42,26 @@ class Front:
             self._client.close()
 
 
-def with_front(command: Callable[Concatenate[Front, P], None]) -> Callable[..., None]:
-    """Gives a command the options `--url`, `--key` and `--json`, and a `Front` as its first argument."""
-    return _wrap(command, {"url": Url, "key": ApiKey, "json": Json}, FAILED)
+def carry_out(front: Front, body: Callable[[Front], int | None], failed: int) -> None:
+    """Runs the body of a command and ends with the status that it returns; with `failed` after an error of the SDK."""
+    try:
+        status = body(front)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise Finished(130) from None
+    except BrokenPipeError:
+        _end_of_pipe()
+    except Exception as error:
+        from hatchway.client import HatchwayError
 
-
-def with_front_passing_on(command: Callable[Concatenate[Front, P], int]) -> Callable[..., None]:
-    """The same for a command whose output and exit status, which it returns, are those of something that it ran."""
-    return _wrap(command, {"url": Url, "key": ApiKey}, OUR_FAILURE)
-
-
-def _wrap(command: Callable[..., int | None], shared: dict[str, Any], failed: int) -> Callable[..., None]:
-    @functools.wraps(command)
-    def wrapper(*args: Any, **options: Any) -> None:
-        front = Front(options.pop("url"), options.pop("key"), options.pop("json", False))
-        try:
-            status = command(front, *args, **options)
-            sys.stdout.flush()
-        except KeyboardInterrupt:
-            raise Finished(130) from None
-        except BrokenPipeError:
-            _end_of_pipe()
-        except Exception as error:
-            from hatchway.client import HatchwayError
-
-            if not isinstance(error, HatchwayError):
-                raise
-            show(error.as_dict(), front.json)
-            raise Finished(failed) from None
-        finally:
-            front.close()
-        if status is not None:
-            raise Finished(status)
-
-    # The command line is made from the signature: without the front, with the shared options.
-    signature = inspect.signature(command)
-    own = list(signature.parameters.values())[1:]
-    added = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=False if name == "json" else None, annotation=kind
-        )
-        for name, kind in shared.items()
-    ]
-    del wrapper.__wrapped__
-    wrapper.__signature__ = signature.replace(parameters=own + added, return_annotation=None)  # type: ignore[attr-defined]  # inspect reads it
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
-    return wrapper
+        if not isinstance(error, HatchwayError):
+            raise
+        show(error.as_dict(), front.json)
+        raise Finished(failed) from None
+    finally:
+        front.close()
+    if status is not None:
+        raise Finished(status)
 
 
 def _end_of_pipe() -> NoReturn:

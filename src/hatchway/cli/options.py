@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-Argv = Annotated[list[str], typer.Argument(metavar="CMD", help="The command and its arguments.", show_default=False)]
 SandboxId = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id of the sandbox.", show_default=False)]
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Id of the session.", show_default=False)]
 Template = Annotated[str, typer.Option("--template", "-t", help="Template to make the sandbox from.")]
@@ -12,12 +11,6 @@ Name = Annotated[str | None, typer.Option("--name", help="Name of the sandbox, f
 Vcpus = Annotated[int | None, typer.Option("--vcpus", help="Virtual CPUs.")]
 Memory = Annotated[int | None, typer.Option("--memory", help="Memory in MiB.")]
 Disk = Annotated[int | None, typer.Option("--disk", help="Writable disk in MiB.")]
-Env = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env", "-e", metavar="K=V", help="Environment variable; K alone takes its value from here. Repeatable."
-    ),
-]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return as soon as the request was accepted.")]
 
 

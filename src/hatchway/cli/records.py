@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from .front import Front, with_front
+from .front import Front
+from .shared import with_front
 
 _MAX_LISTED = 500
 

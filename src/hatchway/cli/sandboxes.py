@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .front import Front, with_front
+from .front import Front
 from .options import Disk, Memory, Name, NoWait, SandboxId, Template, Vcpus, pairs
+from .shared import with_front
 
 if TYPE_CHECKING:
     from hatchway.client import Operation, Sandbox

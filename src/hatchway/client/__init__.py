@@ -5,7 +5,8 @@ in flows without I/O (`calls`, `streams`), which the two drivers of `transport` 
 here may change.
 """
 
-from .aio import AsyncHatchway, AsyncSandbox, AsyncSession
+from typing import TYPE_CHECKING, Any
+
 from .errors import (
     BadAnswer,
     CommandFailed,
@@ -41,6 +42,9 @@ from .models import (
     Template,
 )
 from .sync import Hatchway, Sandbox, Session
+
+if TYPE_CHECKING:
+    from .aio import AsyncHatchway, AsyncSandbox, AsyncSession
 
 __all__ = [
     "AsyncHatchway",
@@ -87,3 +91,12 @@ __all__ = [
     "Usage",
     "WaitTimeout",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Who does not use the asyncio client does not load asyncio for it.
+    if name in ("AsyncHatchway", "AsyncSandbox", "AsyncSession"):
+        from . import aio
+
+        return getattr(aio, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from . import calls, streams
+from .atransport import AsyncDriver
 from .config import find
 from .events import Exit, SessionEvent, StreamName
 from .models import (
@@ -21,7 +22,6 @@ from .models import (
     Template,
 )
 from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
-from .transport import AsyncDriver
 
 T = TypeVar("T")
 

@@ -1,13 +1,11 @@
-"""The two drivers that carry flows out over HTTP: `SyncDriver` and `AsyncDriver`. The only modules with I/O beside them are
-the key files of `config`.
+"""The blocking driver, which carries flows out over HTTP, and what it shares with the one for asyncio (`atransport`).
 
-They decide nothing: what to send, when to try again and what an answer means is in the flows.
+Drivers decide nothing: what to send, when to try again and what an answer means is in the flows.
 """
 
-import asyncio
 import ssl
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -32,7 +30,7 @@ MAX_ANSWER = 32 * 1024 * 1024
 """Octets of one answer that is not a stream."""
 
 
-class _Common:
+class Common:
     """What both drivers share: how a request looks on the wire and what a failure means."""
 
     def __init__(self, config: Config, timeout_s: float) -> None:
@@ -43,7 +41,8 @@ class _Common:
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tls_ready = False
 
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
+        """What the HTTP client is made with."""
         return {
             "verify": self._tls,
             # A proxy from the environment is not for a service on this machine.
@@ -56,7 +55,8 @@ class _Common:
             "headers": {"Accept-Encoding": "identity", "User-Agent": "hatchway-python"},
         }
 
-    def _arguments(self, request: Request, streaming: bool) -> dict[str, Any]:
+    def arguments(self, request: Request, streaming: bool) -> dict[str, Any]:
+        """What the HTTP library needs for `request`."""
         url = request.url if "://" in request.url else self.config.url + request.url
         if url.startswith("https:") and not self._tls_ready:
             self._tls.load_default_certs()
@@ -76,7 +76,7 @@ class _Common:
         return {"method": request.method, "url": url, "headers": headers, "content": content, "timeout": timeout}
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def failures(self) -> Iterator[None]:
         """Turns what the HTTP library raises into errors of ours."""
         try:
             yield
@@ -110,16 +110,17 @@ def _origin(error: httpx.RequestError, config: Config) -> str:
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
 
 
-def _too_large() -> BadAnswer:
+def too_large() -> BadAnswer:
+    """The error for an answer beyond `MAX_ANSWER`."""
     return BadAnswer("answer_too_large", f"The answer is larger than {MAX_ANSWER} octets.", "Ask for less: use limits.")
 
 
-class SyncDriver(_Common):
+class SyncDriver(Common):
     """Carries flows out in the calling thread. Any number of threads may use one driver."""
 
     def __init__(self, config: Config, timeout_s: float) -> None:
         super().__init__(config, timeout_s)
-        self._http = httpx.Client(**self._options())
+        self._http = httpx.Client(**self.options())
 
     def close(self) -> None:
         """Closes all connections."""
@@ -161,7 +162,7 @@ class SyncDriver(_Common):
                     continue
                 try:
                     if isinstance(step, Read):
-                        with self._failures():
+                        with self.failures():
                             outcome = next(pieces, b"")
                     elif isinstance(step, Open):
                         if response is not None:
@@ -181,8 +182,8 @@ class SyncDriver(_Common):
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
-        with self._failures():
-            request = self._http.build_request(**self._arguments(step, streaming=False))
+        with self.failures():
+            request = self._http.build_request(**self.arguments(step, streaming=False))
             response = self._http.send(request, stream=True)
             try:
                 return Reply(response.status_code, response.headers, _collect(response))
@@ -190,8 +191,8 @@ class SyncDriver(_Common):
                 response.close()
 
     def _open(self, step: Request) -> tuple[httpx.Response, Reply]:
-        with self._failures():
-            request = self._http.build_request(**self._arguments(step, streaming=True))
+        with self.failures():
+            request = self._http.build_request(**self.arguments(step, streaming=True))
             response = self._http.send(request, stream=True)
             body = b""
             if response.status_code >= 400:
@@ -208,105 +209,6 @@ def _collect(response: httpx.Response) -> bytes:
     for piece in response.iter_bytes():
         size += len(piece)
         if size > MAX_ANSWER:
-            raise _too_large()
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-class AsyncDriver(_Common):
-    """Carries flows out in the running event loop."""
-
-    def __init__(self, config: Config, timeout_s: float) -> None:
-        super().__init__(config, timeout_s)
-        self._http = httpx.AsyncClient(**self._options())
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        await self._http.aclose()
-
-    async def run(self, flow: Flow[T]) -> T:
-        """Returns what `flow` returns, or raises what it raises."""
-        outcome: Any = None
-        failure: ConnectionFailed | None = None
-        while True:
-            try:
-                step = flow.send(outcome) if failure is None else flow.throw(failure)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]  # the type of the generator says what it is
-            outcome = failure = None
-            try:
-                outcome = await self._do(step)
-            except ConnectionFailed as error:
-                failure = error
-            except BaseException:
-                flow.close()
-                raise
-
-    async def stream(self, flow: Stream[E]) -> AsyncGenerator[E, None]:
-        """Yields what `flow` emits. Closing the generator closes the connection."""
-        response: httpx.Response | None = None
-        pieces: AsyncGenerator[bytes, None] | None = None
-        outcome: Any = None
-        failure: ConnectionFailed | None = None
-        try:
-            while True:
-                try:
-                    step = flow.send(outcome) if failure is None else flow.throw(failure)
-                except StopIteration:
-                    return
-                outcome = failure = None
-                if isinstance(step, Emit):
-                    yield step.item
-                    continue
-                try:
-                    if isinstance(step, Read):
-                        with self._failures():
-                            outcome = b"" if pieces is None else await anext(pieces, b"")
-                    elif isinstance(step, Open):
-                        if response is not None:
-                            await response.aclose()
-                        response, outcome = await self._open(step.request)
-                        pieces = response.aiter_raw() if outcome.status < 400 else None  # type: ignore[assignment]  # it is an async generator
-                    else:
-                        outcome = await self._do(step)
-                except ConnectionFailed as error:
-                    failure = error
-        finally:
-            flow.close()
-            if response is not None:
-                await response.aclose()
-
-    async def _do(self, step: Request | Pause) -> Reply | None:
-        if isinstance(step, Pause):
-            await asyncio.sleep(step.seconds)
-            return None
-        with self._failures():
-            request = self._http.build_request(**self._arguments(step, streaming=False))
-            response = await self._http.send(request, stream=True)
-            try:
-                return Reply(response.status_code, response.headers, await _acollect(response))
-            finally:
-                await response.aclose()
-
-    async def _open(self, step: Request) -> tuple[httpx.Response, Reply]:
-        with self._failures():
-            request = self._http.build_request(**self._arguments(step, streaming=True))
-            response = await self._http.send(request, stream=True)
-            body = b""
-            if response.status_code >= 400:
-                try:
-                    body = await _acollect(response)
-                finally:
-                    await response.aclose()
-            return response, Reply(response.status_code, response.headers, body)
-
-
-async def _acollect(response: httpx.Response) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in response.aiter_bytes():
-        size += len(piece)
-        if size > MAX_ANSWER:
-            raise _too_large()
+            raise too_large()
         pieces.append(piece)
     return b"".join(pieces)

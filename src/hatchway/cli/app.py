@@ -1,0 +1,17 @@
+"""All commands, put together."""
+
+import typer
+
+from . import processes, records, roles, sandboxes
+
+app = typer.Typer(
+    name="hatchway",
+    help="Runs the code of AI agents in isolated microVMs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for room in (processes, sandboxes, records, roles):
+    room.register(app)
