@@ -138,7 +138,8 @@ class Plane:
     def kill_node(self) -> None:
         """Ends the node as by a power failure of it alone."""
         assert self.node is not None
-        self.node.kill()
+        with contextlib.suppress(ProcessLookupError):
+            self.node.kill()
 
     async def restart_node(self, *, connect: bool = True) -> None:
         """Kills the node and starts another one on the same folder."""

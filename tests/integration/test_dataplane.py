@@ -49,7 +49,7 @@ async def opened(tmp_path: Path, agent: Path) -> AsyncIterator[Opener]:
 
     async def make(**settings: object) -> Plane:
         folder = tmp_path / f"plane{len(planes)}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         plane = Plane(folder, agent, **settings)
         planes.append(plane)
         plane.start_agent()
@@ -162,6 +162,8 @@ async def test_stdin_is_binary_and_its_end_arrives(plane: Plane) -> None:
     assert bytes(seen.stdout).split()[0].decode() == hashlib.sha256(octets).hexdigest()
     late = await command.post("stdin", content=b"more")
     assert (late.status_code, late.json()["code"]) == (409, "process_ended")
+    repeated = await command.post("stdin", content=octets[-100:], params={"eof": 1, "offset": len(octets) - 100})
+    assert (repeated.status_code, repeated.json()) == (200, {"offset": len(octets)})
 
 
 async def test_a_repeated_stdin_request_gives_its_octets_once(plane: Plane) -> None:
@@ -215,6 +217,46 @@ async def test_a_process_that_takes_nothing_holds_up_only_its_own_stdin(opened: 
         assert (await command.post("signal", json={"signal": "KILL"})).json() == {"delivered": True}
         async with asyncio.timeout(WITHIN):
             assert (await first).status_code in (200, 409)
+
+
+async def test_pings_come_while_nothing_happens(opened: Opener) -> None:
+    plane = await opened(plane={"ping_s": 0.05})
+    command = await plane.create("cat")
+    async with asyncio.timeout(WITHIN), command.attach() as stream:
+        names = [(await anext(stream)).name for _ in range(4)]
+        assert (await command.post("stdin", params={"eof": 1})).status_code == 200
+    assert names == ["started", "ping", "ping", "ping"]
+
+
+async def test_a_full_disk_is_a_gap_and_neither_a_crash_nor_a_hang(opened: Opener, tmp_path: Path) -> None:
+    small = tmp_path / "plane0" / "sessions"
+    small.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
+    try:
+        plane = await opened(spool={"keep": 64_000_000, "segment": 262_144, "disk_reserve": 0})
+        command = await plane.create("sh", "-c", "head -c 5000000 /dev/zero; echo; read line; echo $line")
+        stdout = gap = 0
+        tail = b""
+        async with asyncio.timeout(WITHIN), command.attach() as stream:
+            async for event in stream:
+                if event.name == "gap":
+                    assert (event.data["stream"], event.data["from"]) == ("stdout", stdout)
+                    assert event.data["cause"] == "disk_full"
+                    gap += int(str(event.data["to"])) - stdout
+                    stdout = int(str(event.data["to"]))
+                elif event.name == "stdout":
+                    assert event.data["offset"] == stdout
+                    stdout += len(event.octets)
+                    tail = (tail + event.octets)[-20:]
+                if stdout == 5_000_001 and event.name in ("stdout", "gap"):
+                    for path in small.glob("*/*/stdout.*"):
+                        path.unlink()
+                    assert (await command.post("stdin", content=b"room again\n")).status_code == 200
+        assert gap > 3_000_000
+        assert (stdout, tail[-11:]) == (5_000_012, b"room again\n")
+        await plane.stop()
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
 
 
 async def test_signals_and_resize(plane: Plane) -> None:
@@ -285,7 +327,7 @@ async def test_last_event_id_goes_on_where_it_was(plane: Plane) -> None:
 
 
 async def test_two_clients_one_of_them_stalled(plane: Plane) -> None:
-    lines = 2_000_000
+    lines = 1_000_000
     command = await plane.create("sh", "-c", f"seq -f %019.0f 0 {lines - 1}")
     async with command.attach() as stalled:
         assert (await anext(stalled)).name == "started"

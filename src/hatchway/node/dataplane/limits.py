@@ -21,6 +21,6 @@ class PlaneLimits:
     """Octets of a raw stream that are read at once."""
     stdin_ahead: int = 256 * 1024
     """Octets of a stdin request that are taken from its client before the process took those before."""
-    stdin_turn_s: float = 30.0
-    """How long a stdin request waits for another one of the same session."""
+    stdin_turn_s: float = 120.0
+    """How long a stdin request waits for another one of the same session; longer than clients wait before they repeat one."""
     ping_s: float = 15.0

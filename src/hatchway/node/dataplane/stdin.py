@@ -38,9 +38,7 @@ class Stdin:
             raise Conflict("not_started", "The process was not started yet.", "Attach to the session first.")
         if not record.spec.stdin and record.spec.pty is None:
             raise Conflict("no_stdin", "The session has no stdin.", "Create it with `stdin: true`.")
-        if record.exit is not None:
-            raise Conflict("process_ended", "The process has ended.", "Read its output; start another session.")
-        link = plane.link(session)
+        link = plane.link(session) if record.exit is None else None
         body = requests.Body(receive, plane.limits.stdin_ahead)
         departed = asyncio.ensure_future(body.departed())
         try:
@@ -76,14 +74,22 @@ class Stdin:
             "Wait for that request, or send again later.",
         )
 
-    async def _feed(self, turn: "_Turn", link: GuestLink, body: requests.Body, at: int | None, *, eof: bool) -> int:
+    async def _feed(
+        self, turn: "_Turn", link: GuestLink | None, body: requests.Body, at: int | None, *, eof: bool
+    ) -> int:
         session = turn.session
         reached = session.record.stdin_offset if at is None else at
         async for data in body.chunks():
-            await turn.feed(link, reached, data)
+            if link is not None:
+                await turn.feed(link, reached, data)
             reached += len(data)
-        if eof or reached > session.record.stdin_offset:
+            if link is None and reached > session.record.stdin_offset:
+                break
+        if link is not None and eof:
             await turn.feed(link, reached, b"", eof=eof)
+        if link is None and (at is None or reached > session.record.stdin_offset):
+            # Only a repetition of what was taken before succeeds when nobody is left to take anything.
+            raise Conflict("process_ended", "The process has ended.", "Read its output; start another session.")
         return session.record.stdin_offset
 
 

@@ -1,15 +1,15 @@
 """One command session: the sink of its process in the guest, its states, and who follows it."""
 
 import asyncio
-import errno
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from hatchway.domain.errors import Conflict, Exhausted, HatchwayError, HostExhausted, Unavailable, Unprocessable
-from hatchway.node.guest.seam import ExitReason, GuestError, GuestLink, LinkLost, Proc, ProcessState, Spawn
+from hatchway.domain.errors import Conflict, Exhausted, HostExhausted, Unprocessable
+from hatchway.node.guest.seam import ExitReason, GuestError, GuestLink, LinkLost, Proc, ProcessState
+from hatchway.node.sessions import process
 from hatchway.node.sessions import record as records
 from hatchway.node.sessions.follower import Follower
 from hatchway.node.sessions.record import Record
@@ -202,12 +202,7 @@ class Session:
             if data:
                 raise Conflict("stdin_closed", "The end of stdin was sent before.", "Start another session.")
             return record.stdin_offset
-        try:
-            taken = await link.send_input(record.spec.process_id, record.stdin_offset, data, eof=eof)
-        except GuestError as error:
-            raise Conflict("stdin_refused", str(error), "Look at the session's state.") from error
-        except LinkLost as error:
-            raise _unreachable(error) from error
+        taken = await process.give_input(link, record.spec.process_id, record.stdin_offset, data, eof=eof)
         record.stdin_offset = max(record.stdin_offset, taken)
         if eof and not record.stdin_eof:
             record.stdin_eof = True
@@ -218,26 +213,13 @@ class Session:
         """Signals the process tree or its leader; tells whether there was anything to signal."""
         if not self.living:
             return False
-        try:
-            await link.signal(self.record.spec.process_id, number, leader_only=leader_only)
-        except GuestError as error:
-            if error.errno in (errno.ESRCH, errno.ENOENT):
-                return False
-            raise Unprocessable("signal_refused", str(error), "Use a signal number from 1 to 64.") from error
-        except LinkLost as error:
-            raise _unreachable(error) from error
-        return True
+        return await process.send_signal(link, self.record.spec.process_id, number, leader_only=leader_only)
 
     async def resize(self, link: GuestLink, rows: int, cols: int) -> None:
         """Resizes the terminal. Raises `Conflict("no_terminal")`."""
         if self.record.spec.pty is None:
             raise Conflict("no_terminal", "The session has no terminal.", "Create it with `pty`.")
-        try:
-            await link.resize(self.record.spec.process_id, rows, cols)
-        except GuestError as error:
-            raise Conflict("resize_refused", str(error), "Look at the session's state.") from error
-        except LinkLost as error:
-            raise _unreachable(error) from error
+        await process.resize(link, self.record.spec.process_id, rows, cols)
 
     # -- the process's sink
 
@@ -374,37 +356,13 @@ class Session:
             )
         self._link = link
         try:
-            pid = await link.spawn(
-                Spawn(
-                    number=spec.process_id,
-                    key=spec.session_id,
-                    argv=spec.argv,
-                    env=spec.env,
-                    cwd=spec.cwd,
-                    user=spec.user,
-                    stdin=spec.stdin,
-                    pty=None if spec.pty is None else (spec.pty.rows, spec.pty.cols),
-                    timeout_ms=0 if spec.timeout_s is None else max(1, round(spec.timeout_s * 1000)),
-                ),
-                self,
-            )
-        except GuestError as error:
-            if self.record.state == "starting":
+            pid = await process.spawn(link, spec, self)
+        except (Exhausted, Unprocessable):
+            if record.state == "starting":
                 record.state, record.agent_open = "created", False
                 self._link = None
                 self.save()
-            if error.errno == errno.EAGAIN:
-                raise Exhausted(
-                    "too_many_processes", str(error), "Delete sessions whose processes still run, then attach again."
-                ) from error
-            raise Unprocessable("spawn_refused", str(error), "Change the command or its environment.") from error
-        except ValueError as error:
-            record.state, record.agent_open = "created", False
-            self._link = None
-            self.save()
-            raise Unprocessable("spawn_refused", str(error), "Change the command or its environment.") from error
-        except LinkLost as error:
-            raise _unreachable(error) from error
+            raise
         if pid is not None and record.state == "starting":
             record.state, record.pid = "running", pid
             self._announce(save=True)
@@ -470,16 +428,7 @@ class Session:
         record.retain_until = record.ended_at + record.spec.retain_s
         record.stdout_end, record.stderr_end = self.spool.stored()
         if record.exit is not None:
-            exit_ = record.exit
-            record.exit = Exit(
-                reason=exit_.reason,
-                code=exit_.code,
-                signal=exit_.signal,
-                message=exit_.message,
-                usage=exit_.usage,
-                stdout_bytes=record.stdout_end,
-                stderr_bytes=record.stderr_end,
-            )
+            record.exit = process.with_totals(record.exit, record.stdout_end, record.stderr_end)
         if not self._followers:
             self.spool.seal()
         self._announce(save=True)
@@ -538,11 +487,3 @@ class Session:
 def _retrieve(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
-
-
-def _unreachable(error: LinkLost) -> HatchwayError:
-    return Unavailable(
-        "sandbox_unreachable",
-        f"The sandbox does not answer: {error}",
-        "Look at its state; start it again if it stopped.",
-    )

@@ -125,6 +125,10 @@ class Sessions:
         sessions = self._by_sandbox.get(sandbox_id, {}).values()
         return tuple(session.status() for session in sessions if not session.record.hidden)
 
+    def sandboxes(self) -> frozenset[str]:
+        """The sandboxes that have sessions here: what a core that starts compares with those that it knows."""
+        return frozenset(self._by_sandbox)
+
     async def delete(self, session_id: str) -> None:
         """See `SessionHost`. Where the guest cannot be asked now (paused), it is killed as soon as it can; nobody waits for that."""
         session = self._sessions.get(session_id)

@@ -278,7 +278,7 @@ class Spool:
     @property
     def kept(self) -> int:
         """Octets on disk, of both streams."""
-        return sum(stream.kept for stream in self.streams.values())
+        return self.streams[STDOUT].kept + self.streams[STDERR].kept
 
     def stored(self) -> tuple[int, int]:
         """Offsets behind the last octets of stdout and stderr."""
