@@ -31,7 +31,7 @@ def build() -> Path:
     with open(BUILD / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = subprocess.run(
-            ["make", "-C", str(REPOSITORY / "shim"), "all", f"OUT={BUILD}"],
+            ["make", "-C", str(REPOSITORY / "shim"), "all", "tools", f"OUT={BUILD}"],
             capture_output=True,
             text=True,
             timeout=120,

@@ -4,14 +4,18 @@ import array
 import asyncio
 import errno
 import os
+import select
+import signal
 import socket
 import struct
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from launcher_harness import WITHIN, Site, site, until
 
+from hatchway.launcher import records
 from hatchway.node.vmm.seam import ExitStatus, LaunchRefused, VmmDied
 from hatchway.node.vmm.shim import ShimError
 
@@ -66,15 +70,64 @@ async def test_has_no_privileges_and_cannot_get_any(here: Site) -> None:
 
 
 async def test_cannot_write_its_root(here: Site) -> None:
-    talk = await here.talk(await here.start_vm())
-    # Whatever the modes say (the program has 0777 in the tree): the mount is read-only.
-    assert await talk.attempt("write", "/vmm") in (errno.EROFS, errno.ETXTBSY)
-    assert await talk.attempt("chmod", "/vmm") in (errno.EROFS, errno.EPERM)
+    # Whatever the modes in the tree say: the mount is read-only.
+    (here.root / "file").write_bytes(b"")
+    (here.root / "file").chmod(0o666)
+    (here.root / "folder").mkdir()
+    (here.root / "folder").chmod(0o777)
+    vm = await here.start_vm()
+    os.chown(here.root / "file", vm.uid, vm.uid)
+    talk = await here.talk(vm)
+    assert await talk.attempt("read", "/file") == 0
+    assert await talk.attempt("write", "/file") == errno.EROFS
+    assert await talk.attempt("chmod", "/file") == errno.EROFS
+    assert await talk.attempt("create", "/folder/new") == errno.EROFS
+    assert await talk.attempt("mkdir", "/folder/new") == errno.EROFS
     for path in ("/new", "/dev/new"):
         assert await talk.attempt("create", path) in (errno.EROFS, errno.EACCES)
-        assert await talk.attempt("mkdir", path) in (errno.EROFS, errno.EACCES)
-    assert os.listdir(here.root / "dev") == []
-    assert os.listdir(here.root / "tmp") == []
+    assert await talk.attempt("write", "/dev/null") == 0
+    assert os.listdir(here.root / "folder") == os.listdir(here.root / "dev") == os.listdir(here.root / "tmp") == []
+
+
+async def test_a_shim_ends_with_its_vmm_when_the_launcher_goes_before_the_commit(here: Site) -> None:
+    for committed in (False, True):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, vmm_socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), socket.socket(socket.AF_UNIX)
+        for number, listener in enumerate((control, vmm_socket)):
+            listener.bind(f"\0hatchway-test-{here.uid_base}-{committed}-{number}")
+            listener.listen(1)
+        argv, env = os.memfd_create("argv"), os.memfd_create("env")
+        os.write(argv, b"/vmm\0")
+        root = os.open(here.root, os.O_PATH | os.O_DIRECTORY)
+        uid = str(here.uid_base + 90)
+        fds = [control.fileno(), root, argv, env, theirs.fileno(), vmm_socket.fileno()]
+        names = ["--control-fd", "--root-fd", "--argv-fd", "--env-fd", "--report-fd"]
+        words = [str(here.shim), "--id", "a" * 20, "--uid", uid, "--gid", uid, "--generation", "1"]
+        words += [word for name, fd in zip(names, fds, strict=False) for word in (name, str(fd))]
+        shim = subprocess.Popen([*words, "--pass", f"{vmm_socket.fileno()}:10"], pass_fds=fds)
+        for fd in (root, argv, env):
+            os.close(fd)
+        for sock in (theirs, control, vmm_socket):
+            sock.close()
+        ours.settimeout(WITHIN)
+        report = dict(part.split("=") for part in ours.recv(1024).decode().split())
+        pid = int(report["pid"])
+        assert records.start_time(pid) == int(report["starttime"])
+        assert shim.wait(WITHIN) == 0  # the first process; the jail's init is a child of ours too
+        pidfd = os.pidfd_open(pid)
+        mine = f"Uid:\t{uid}\t"
+        assert sum(mine in Path(f"/proc/{found}/status").read_text() for found in here.processes()) == 2
+        if committed:
+            ours.send(b"commit")
+            # It closes its end when it has taken that: it does not depend on ours any more.
+            assert ours.recv(1024) == b""
+        ours.close()
+        if committed:
+            assert not select.select([pidfd], [], [], 0.3)[0]
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert select.select([pidfd], [], [], WITHIN)[0]
+        os.waitpid(pid, 0)
+        os.close(pidfd)
 
 
 async def test_is_in_namespaces_of_its_own(here: Site) -> None:
@@ -102,6 +155,19 @@ async def test_without_a_network_there_is_no_descriptor_of_one(here: Site) -> No
     assert {"10", "11", "12"} <= set((await with_tap.say("fds")).split())
     assert {"10", "11"} <= set((await without.say("fds")).split())
     assert "12" not in (await without.say("fds")).split()
+
+
+async def test_gets_kvm_only_where_it_is_asked_for(here: Site) -> None:
+    if os.path.exists("/dev/kvm"):
+        vm = await here.start_vm(kvm=True)
+        talk = await here.talk(vm)
+        assert set((await talk.say("ls /dev")).split()) == {"kvm", "null", "zero", "urandom"}
+        assert await talk.attempt("write", "/dev/kvm") == 0
+        assert await talk.attempt("chmod", "/dev/kvm") == errno.EROFS
+    else:
+        with pytest.raises(LaunchRefused) as refused:
+            await here.start_vm(kvm=True)
+        assert refused.value.code == "denied"
 
 
 async def test_cannot_reach_other_processes(here: Site) -> None:

@@ -235,6 +235,7 @@ async def test_refuses_hostile_requests(here: Site, tmp_path: Path) -> None:
         (b"[]", root),
         (b'{"type":"run","command":"id"}', root),
         (request(), []),
+        (request().replace(b'"/vmm"', rb'"/vmm","\ud800"'), root),
         (request(sandbox_id="../../../../../../etc"), root),
         (request(sandbox_id=good["sandbox_id"] + "a"), root),
         (request(sandbox_id=good["sandbox_id"][:19] + "/"), root),

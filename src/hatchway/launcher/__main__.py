@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import socket
 import stat
 import sys
@@ -17,7 +18,6 @@ from hatchway.launcher.stock import Stock
 from hatchway.launcher.vms import Vms
 from hatchway.wire.launcher import HelloAnswer
 
-# A list of records must fit into one datagram (about 260 octets each) until it is asked for in pages.
 SOCKET = "launcher.sock"
 
 
@@ -92,6 +92,9 @@ def _peers(options: Options, warnings: list[str]) -> set[int]:
 
 
 def _serve(options: Options) -> int:
+    # One descriptor per VM stays open here. What is executed from here sets its own bound.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     loop = Loop()
     run = folders.RunFolder(options.run_dir)
     _lock(run)

@@ -1,6 +1,7 @@
 """Who runs: identity of processes, and the record of a VM in its folder."""
 
 import os
+import select
 
 import msgspec
 
@@ -39,6 +40,13 @@ def open_process(pid: int, started: int) -> int | None:
         os.close(pidfd)
         return None
     return pidfd
+
+
+def has_ended(pidfd: int, within: float) -> bool:
+    """Tells whether the process ends within so many seconds; 0 looks only. (`select` ends at descriptor 1023.)"""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(within * 1000))
 
 
 def write(folder: int, record: VmRecord) -> None:

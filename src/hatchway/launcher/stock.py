@@ -1,7 +1,6 @@
 """Slots prepared ahead: parked shims that already have their network namespace, tap and cgroup, and wait for their VM."""
 
 import os
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -10,10 +9,11 @@ from hatchway.launcher.cgroups import Cgroups, SlotCgroup
 from hatchway.launcher.errors import Refused
 from hatchway.launcher.log import say
 from hatchway.launcher.loop import Loop
+from hatchway.launcher.records import has_ended
 
 REFILL_DELAY_S = 0.25
 RETRY_DELAY_S = 5.0
-REMOVE_WITHIN_S = 30.0
+REMOVE_WITHIN_S = 10.0
 
 
 class Slot:
@@ -102,7 +102,7 @@ class Stock:
             self._loop.unwatch(slot.channel.fileno())
             slot.channel.close()
         for slot in self._waiting:
-            select.select([slot.pidfd], [], [], max(0.0, until - time.monotonic()))
+            has_ended(slot.pidfd, max(0.0, until - time.monotonic()))
             slot.close()
             slot.cgroup.remove()
         self._waiting.clear()

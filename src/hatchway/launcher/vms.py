@@ -1,8 +1,8 @@
 """The VMs: starting, ending, forgetting and adopting them."""
 
 import contextlib
+import errno
 import os
-import select
 import signal
 import socket
 import stat
@@ -16,6 +16,7 @@ from hatchway.launcher.errors import Refused
 from hatchway.launcher.log import say
 from hatchway.launcher.loop import Loop, Timer
 from hatchway.launcher.options import Options
+from hatchway.launcher.records import has_ended
 from hatchway.launcher.stock import Slot, Stock
 from hatchway.wire.launcher import (
     AGENT_FD,
@@ -53,7 +54,7 @@ class _Vm:
     @property
     def alive(self) -> bool:
         # Not only what the loop has seen: a pidfd is readable from the very moment of the end on.
-        return self.pidfd >= 0 and not select.select([self.pidfd], [], [], 0)[0]
+        return self.pidfd >= 0 and not has_ended(self.pidfd, 0.0)
 
     def shown(self) -> VmRecord:
         return msgspec.structs.replace(self.record, alive=self.alive)
@@ -131,9 +132,12 @@ class Vms:
         except Refused as error:
             self._undo(start, error)
             return
+        except UnicodeError:
+            self._undo(start, Refused("invalid", "text that cannot be UTF-8"))
+            return
         except OSError as error:
-            code = "host_exhausted" if error.errno in (12, 23, 24, 28) else "jail_failed"
-            self._undo(start, Refused(code, f"preparing the VM: {error}"))
+            full = error.errno in (errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.ENOSPC)
+            self._undo(start, Refused("host_exhausted" if full else "jail_failed", f"preparing the VM: {error}"))
             return
         start.timer = self._loop.later(START_WITHIN_S, lambda: self._late(start))
         self._loop.watch(slot.channel.fileno(), lambda: self._heard(start))
