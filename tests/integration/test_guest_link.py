@@ -9,11 +9,11 @@ import random
 import re
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from guest_script import WITHIN, Recorder
+from guest_script import WITHIN, Proxy, Recorder
 
 from hatchway.node.guest import peer
 from hatchway.node.guest.link import Link, connect
@@ -294,60 +294,6 @@ async def test_many_processes_at_once(link: Link) -> None:
 
 
 # -- losses
-
-
-class Proxy:
-    """Stands between link and agent, and cuts the connection after so many octets, in either direction."""
-
-    def __init__(self, path: Path, target: Path, cuts: Iterator[int]) -> None:
-        self.path = path
-        self.lost = 0
-        self._target = target
-        self._cuts = cuts
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> "Proxy":
-        self._server = await asyncio.start_unix_server(self._accepted, self.path)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        agent_reader, agent_writer = await asyncio.open_unix_connection(self._target)
-        left = next(self._cuts)
-
-        async def pump(source: asyncio.StreamReader, drain: asyncio.StreamWriter) -> None:
-            nonlocal left
-            while left > 0:
-                octets = await source.read(20_000)
-                if not octets:
-                    return
-                # The last piece goes through in part: half a frame, more often than not.
-                drain.write(octets[:left])
-                left -= len(octets)
-                await drain.drain()
-            self.lost += 1
-
-        pumps = [asyncio.create_task(pump(reader, agent_writer)), asyncio.create_task(pump(agent_reader, writer))]
-        try:
-            # Cancelled by the end of the test, which is no error; the server's own callback would report it.
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-                for pumped in done:
-                    pumped.exception()
-        finally:
-            for pumped in pumps:
-                pumped.cancel()
-            # What was written reaches the agent, which is then in the middle of a frame.
-            agent_writer.close()
-            writer.transport.abort()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -274,6 +274,20 @@ async def test_a_request_that_is_never_answered_fails_within_its_bound(
             await link.sync()
 
 
+async def test_a_guest_that_boots_for_longer_than_a_request_may_take_is_waited_for(
+    guest: ScriptedGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "TICK_S", 0.02)
+    monkeypatch.setattr(peer, "REQUEST_WITHIN", 2)
+    dialling = asyncio.create_task(guest.connect(setup=Setup(hostname="box")))
+    await (await guest.accept()).hung_up()
+    end = await guest.accept()
+    await end.greet()
+    number, _ = await end.expect(FrameType.SETUP)
+    end.answer(number)
+    await dialling
+
+
 async def test_an_idle_link_has_no_timer_and_sends_nothing(
     guest: ScriptedGuest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

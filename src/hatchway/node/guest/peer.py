@@ -351,7 +351,10 @@ class Peer:
         if self._paused or not self._waits():
             return
         self._silence += 1
-        self.requests.grow_older(REQUEST_WITHIN)
+        if (
+            self.generation
+        ):  # until then a guest may be booting, which takes what it takes: whoever connects has a bound of his own
+            self.requests.grow_older(REQUEST_WITHIN)
         connection = self._connection
         if connection is not None:
             if self._silence >= SILENT_FOR:
