@@ -1,0 +1,88 @@
+"""Who is let in, and whose streams are ended."""
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hatchway.domain.errors import Forbidden, Unauthenticated
+from hatchway.node.dataplane.tokens import TokenChecker, may_use_sandbox, may_use_session
+from hatchway.wire.node import Configure, TokenKey
+from hatchway.wire.tokens import Signer
+
+SANDBOX, SESSION = "a" * 20, "s" * 20
+KEY = Ed25519PrivateKey.generate()
+
+
+def configure(checker: TokenChecker, *revoked: str, key_id: str = "k") -> None:
+    raw = KEY.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    checker.configure(Configure(token_keys=(TokenKey(key_id=key_id, public=raw),), revoked=revoked))
+
+
+def token(generation: int = 1, session_id: str | None = SESSION) -> str:
+    return Signer(KEY, "k").issue(
+        project="p", sandbox_id=SANDBOX, generation=generation, ttl_s=60, session_id=session_id
+    )[0]
+
+
+def code_of(checker: TokenChecker, authorization: str | None) -> str:
+    with pytest.raises(Unauthenticated) as caught:
+        checker.check(authorization)
+    return caught.value.code
+
+
+def test_before_the_first_configuration_nobody_is_let_in() -> None:
+    assert code_of(TokenChecker(), f"Bearer {token()}") == "token_invalid"
+
+
+def test_a_valid_token_says_what_it_is_for() -> None:
+    checker = TokenChecker()
+    configure(checker)
+    claims = checker.check(f"bearer  {token()} ")
+    assert (claims.sandbox_id, claims.session_id, claims.project, claims.generation) == (SANDBOX, SESSION, "p", 1)
+    may_use_session(claims, SESSION)
+    may_use_sandbox(claims, SANDBOX, "p")
+    with pytest.raises(Forbidden, match="wrong_session"):
+        may_use_session(claims, "t" * 20)
+    with pytest.raises(Forbidden, match="wrong_sandbox"):
+        may_use_sandbox(claims, SANDBOX, "q")
+    with pytest.raises(Forbidden, match="wrong_sandbox"):
+        may_use_sandbox(claims, "b" * 20, "p")
+
+
+@pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "Basic eA==", "Token x"])
+def test_no_token(authorization: str | None) -> None:
+    checker = TokenChecker()
+    configure(checker)
+    assert code_of(checker, authorization) == "token_missing"
+
+
+def test_a_key_that_was_replaced_is_not_a_key_any_more() -> None:
+    checker = TokenChecker()
+    configure(checker)
+    checker.check(f"Bearer {token()}")
+    configure(checker, key_id="other")
+    assert code_of(checker, f"Bearer {token()}") == "token_invalid"
+
+
+def test_revocation_tells_once_and_holds() -> None:
+    checker = TokenChecker()
+    configure(checker)
+    one, two = token(), token()
+    ids = [checker.check(f"Bearer {each}").token_id for each in (one, two)]
+    told: list[frozenset[str]] = []
+    checker.on_revoked(told.append)
+    configure(checker, ids[0])
+    configure(checker, ids[0])
+    configure(checker, *ids)
+    assert told == [frozenset({ids[0]}), frozenset({ids[1]})]
+    assert code_of(checker, f"Bearer {one}") == "token_revoked"
+
+
+def test_an_older_generation_is_refused() -> None:
+    checker = TokenChecker()
+    configure(checker)
+    checker.require_generation(SANDBOX, 3)
+    assert code_of(checker, f"Bearer {token(2)}") == "token_superseded"
+    checker.check(f"Bearer {token(3)}")
+    checker.require_generation(SANDBOX, 0)
+    checker.check(f"Bearer {token(2)}")
