@@ -1,0 +1,350 @@
+"""The guest agent as PID 1 of a real virtual machine: what the host-mode tests cannot show."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+from guest_script import Recorder
+
+from hatchway.node.guest.link import Link, connect
+from hatchway.node.guest.seam import ExitReason, GuestError, Proc, Spawn
+from hatchway.node.images.seed import build_seed
+from hatchway.node.images.store import Release
+from hatchway.node.vmm.host import Host
+from hatchway.wire.channel import FrameType
+from hatchway.wire.channel_fields import Fields, Tag, Value
+
+pytestmark = pytest.mark.vm
+
+GUEST = Path(__file__).parents[2] / "guest"
+WITHIN = 120.0
+MACHINE_ID = "0123456789abcdef0123456789abcdef"
+DISK_MIB = 1024
+"""Of the device; the file system on it is made smaller, to be grown."""
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """The seed template with the agent as it is now. `HATCHWAY_TEST_CACHE` keeps what takes long."""
+    built = tmp_path_factory.mktemp("agent")
+    subprocess.run(["make", "-s", "-C", str(GUEST), "agent", f"OUT={built}"], check=True, timeout=300)
+    cache = os.environ.get("HATCHWAY_TEST_CACHE")
+    folder = (Path(cache) if cache else tmp_path_factory.mktemp("images")) / "images"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return build_seed(folder, built / "hatchway-agent", tag="guest-test")
+
+
+@dataclass
+class Machine:
+    """A bare QEMU with a template's disks: nothing of ours between it and the test."""
+
+    release: Release
+    folder: Path
+    memory_mib: int = 256
+
+    def __post_init__(self) -> None:
+        self.upper = self.folder / "upper.img"
+        self.console = self.folder / "console"
+        self.agent_socket = self.folder / "agent.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def make_disk(self) -> None:
+        with self.upper.open("xb") as file:
+            file.truncate(DISK_MIB << 20)
+        command = ["mke2fs", "-q", "-t", "ext4", "-E", "lazy_itable_init=1", str(self.upper), f"{DISK_MIB // 2}M"]
+        subprocess.run(command, check=True, timeout=60)
+
+    def start(self) -> None:
+        """Binds the agent's socket itself, so that a link can connect before the machine runs."""
+        files = self.release.boot_files()
+        self.agent_socket.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(self.agent_socket))
+            listening.listen(1)
+            command = (
+                *("qemu-system-x86_64", "-M", "microvm,acpi=on,pit=on,pic=on,rtc=on", "-accel", "tcg,tb-size=64"),
+                *("-cpu", "max", "-m", f"{self.memory_mib}M", "-nodefaults", "-no-user-config", "-no-reboot"),
+                *("-display", "none", "-serial", f"file:{self.console}"),
+                *("-kernel", str(files.kernel), "-initrd", str(files.initrd)),
+                "-append",
+                f"console=ttyS0 quiet reboot=t panic=-1 pci=off tsc_early_khz={Host.read().tsc_khz}",
+                *("-device", "virtio-serial-device", "-device", "virtserialport,chardev=agent,name=hatchway.agent"),
+                *("-chardev", f"socket,id=agent,fd={listening.fileno()},server=on,wait=off"),
+                *("-drive", f"id=upper,if=none,format=raw,file={self.upper}"),
+                *("-drive", f"id=base,if=none,format=raw,readonly=on,file.locking=off,file={files.base}"),
+                *("-device", "virtio-blk-device,drive=upper", "-device", "virtio-blk-device,drive=base"),
+            )
+            self._process = subprocess.Popen(
+                command, pass_fds=(listening.fileno(),), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+
+    def wait_off(self) -> None:
+        """Waits until the machine ended by itself."""
+        assert self._process is not None
+        assert self._process.wait(timeout=WITHIN) == 0
+        self._process = None
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @contextlib.asynccontextmanager
+    async def link(self) -> AsyncIterator["Shell"]:
+        link = await connect(self.agent_socket, fresh=False, vm_ended=asyncio.Event(), within=WITHIN)
+        try:
+            yield Shell(link)
+        finally:
+            await link.close()
+
+
+class Shell:
+    """Runs commands in the machine over a link."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
+    async def start(self, script: str, **options: object) -> tuple[int, Recorder]:
+        number = next(_numbers)
+        spawn = Spawn(
+            number=number,
+            key=f"vm-{number}",
+            argv=("sh", "-c", script),
+            env={},
+            stdin=False,
+            **options,  # type: ignore[arg-type] # the options are data
+        )
+        sink = Recorder()
+        await self.link.spawn(spawn, sink)
+        return number, sink
+
+    async def run(self, script: str, **options: object) -> tuple[Proc, str]:
+        """Returns how it ended, and its stdout and stderr."""
+        number, sink = await self.start(script, **options)
+        end = await sink.end()
+        await self.link.close_process(number)
+        return end, (sink.out + sink.err).decode()
+
+    async def output(self, script: str, **options: object) -> str:
+        end, said = await self.run(script, **options)
+        assert (end.reason, end.exit_code) == (ExitReason.EXITED, 0), f"{said} {end}"
+        return said
+
+    async def request(self, kind: FrameType, *fields: tuple[Tag, Value]) -> Fields:
+        return await self.link._request(kind, *fields)
+
+
+@pytest.fixture(scope="module")
+def machine(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    machine = Machine(release, tmp_path_factory.mktemp("vm"))
+    machine.make_disk()
+    machine.start()
+    try:
+        yield machine
+    finally:
+        machine.kill()
+
+
+@pytest.fixture
+async def shell(machine: Machine) -> AsyncIterator[Shell]:
+    """A link of its own for each test: every one resynchronises."""
+    async with machine.link() as shell:
+        yield shell
+
+
+async def test_identity(shell: Shell) -> None:
+    wanted = time.time() + 86_400
+    await shell.link.setup(
+        time_ns=int(wanted * 1e9),
+        entropy=os.urandom(64),
+        hostname="box-1",
+        machine_id=MACHINE_ID,
+        env={"COLOUR": "red"},
+    )
+    said = await shell.output("hostname; cat /etc/hostname /etc/machine-id; date +%s; echo $COLOUR; getent hosts box-1")
+    hostname, file_hostname, machine_id, clock, colour, hosts = said.splitlines()
+    assert (hostname, file_hostname, machine_id, colour) == ("box-1", "box-1", MACHINE_ID, "red")
+    assert wanted - 1 <= int(clock) <= wanted + WITHIN
+    assert hosts.split()[1] == "box-1"
+    await shell.link.setup(time_ns=time.time_ns(), hostname="box-2", env={})
+    assert await shell.output("hostname; grep -c box- /etc/hosts; echo ${COLOUR-none}") == "box-2\n1\nnone\n"
+
+
+async def test_users(shell: Shell) -> None:
+    assert await shell.output("id -u; echo $HOME; pwd") == "0\n/root\n/root\n"
+    said = await shell.output("id -un; id -gn; echo $HOME $USER $LOGNAME $SHELL; pwd; sudo -n id -u", user="user")
+    assert said == "user\nuser\n/home/user user user /bin/bash\n/home/user\n0\n"
+    assert await shell.output("id -u; echo $HOME", user="1000") == "1000\n/home/user\n"
+    await shell.output("groupadd -f extra && usermod -aG extra user")
+    assert "extra" in await shell.output("id -Gn", user="user")
+    end, _ = await shell.run("true", user="bob")
+    assert (end.reason, end.message) == (ExitReason.SPAWN_FAILED, "no such user: bob")
+    end, _ = await shell.run("true", user="user", cwd="/root")
+    assert (end.reason, end.message) == (ExitReason.SPAWN_FAILED, "cwd /root: Permission denied")
+
+
+async def test_root_of_the_processes(shell: Shell) -> None:
+    """User namespaces work inside, the agent's disks and port are not to be seen, and the usual places are there."""
+    assert (
+        await shell.output("unshare -Urm sh -c 'id -u; mount -t tmpfs none /mnt && echo mounted'", user="user")
+        == "0\nmounted\n"
+    )
+    said = await shell.output("ls /dev; ls -d /hw /modules 2>&1; cut -d' ' -f5 /proc/self/mountinfo")
+    assert "vd" not in said
+    assert "vport" not in said
+    assert said.count("No such file") == 2
+    for place in ("/dev/pts", "/dev/shm", "/proc", "/run", "/sys", "/sys/fs/cgroup"):
+        assert place in said.splitlines()
+    assert await shell.output(
+        "stat -c %a /tmp /dev/shm; echo x | tee /dev/stderr >/dev/null 2>&1; cat /etc/resolv.conf", user="user"
+    ) == ("1777\n1777\nnameserver 10.200.0.1\n")
+
+
+async def test_terminal_of_a_user(shell: Shell) -> None:
+    said = await shell.output(
+        "tty; stat -c '%U %G' $(tty); stty size; echo >/dev/tty; : >$(tty)", user="user", pty=(31, 99)
+    )
+    assert said.replace("\r", "") == "/dev/pts/0\nuser tty\n31 99\n\n"
+
+
+async def test_kill_reaches_what_left_the_session(shell: Shell) -> None:
+    number, sink = await shell.start("setsid sh -c 'setsid sleep 4242 & sleep 4242' & echo up; wait")
+    await sink.until(lambda: b"up" in sink.out)
+    assert await shell.output("until [ $(pgrep -cf 'sleep 424[2]') -ge 2 ]; do :; done; echo seen") == "seen\n"
+    await shell.link.signal(number, 9)
+    end = await sink.end()
+    assert (end.reason, end.exit_signal) == (ExitReason.SIGNALED, 9)
+    assert await shell.output("pgrep -cf 'sleep 424[2]' || true") == "0\n"
+    await shell.link.close_process(number)
+    end, _ = await shell.run("setsid sleep 4242 & sleep 4242", timeout_ms=500)
+    assert end.reason is ExitReason.TIMEOUT
+    assert await shell.output("pgrep -cf 'sleep 424[2]' || true") == "0\n"
+
+
+async def test_no_orphan_stays_a_zombie(shell: Shell) -> None:
+    await shell.output("for i in 1 2 3 4 5 6 7 8; do (setsid sh -c 'exit 1' &); done")
+    assert await shell.output("until ! grep -ls '^State:.Z' /proc/[0-9]*/status; do :; done; echo none") == "none\n"
+
+
+async def test_memory_hog_is_named_and_the_agent_lives(shell: Shell) -> None:
+    end, said = await shell.run("exec python3 -c 'x = [bytearray(1 << 20) for _ in range(4096)]'")
+    assert (end.reason, end.exit_signal) == (ExitReason.OOM, 9), said
+    assert await shell.output("echo well") == "well\n"
+    end, _ = await shell.run("kill -9 $$")
+    assert end.reason is ExitReason.SIGNALED
+
+
+async def test_fork_bomb_is_bounded_and_goes_away(shell: Shell) -> None:
+    # The bound is what the machine has but 64; with that many it would take long to get there under emulation.
+    assert int(await shell.output("cat /sys/fs/cgroup/hw/pids.max")) > 500
+    await shell.output("mkdir /run/cg && mount -t cgroup2 none /run/cg && echo 100 > /run/cg/hw/pids.max")
+    number, sink = await shell.start("while :; do sleep 4343 & done")
+    await sink.until(lambda: b"fork" in sink.err)
+    assert await asyncio.wait_for(shell.link.ping(), WITHIN) > 0
+    bomb, bomb_sink = await shell.start("exec python3 -c 'import os\nwhile 1:\n try: os.fork()\n except OSError: pass'")
+    async with asyncio.timeout(WITHIN):
+        while (await shell.run("true"))[0].reason is not ExitReason.SPAWN_FAILED:
+            pass
+    end, _ = await shell.run("true")
+    assert end.message == "the sandbox has as many processes as it may have"
+    await shell.link.close_process(number)
+    await shell.link.close_process(bomb)
+    assert bomb_sink.lost is None
+    async with asyncio.timeout(WITHIN):
+        while (await shell.run("true"))[0].reason is ExitReason.SPAWN_FAILED:
+            pass
+    assert await shell.output("until ! pgrep -f 'sleep 434[3]' >/dev/null; do :; done; echo gone") == "gone\n"
+
+
+async def test_frozen_disk_thaws_by_itself(shell: Shell) -> None:
+    await shell.link.sync()
+    await shell.request(FrameType.FREEZE, (Tag.TIMEOUT_MS, 1500))
+    began = time.monotonic()
+    with pytest.raises(GuestError, match="frozen"):
+        await shell.link.setup(hostname="box-3")
+    await shell.link.setup(time_ns=time.time_ns())
+    await shell.output("echo written > /root/frozen; sync /root/frozen; cat /root/frozen")
+    assert time.monotonic() - began > 1.0
+    await shell.request(FrameType.FREEZE, (Tag.TIMEOUT_MS, 60_000))
+    await shell.request(FrameType.THAW)
+    assert await shell.output("echo again > /root/frozen; cat /root/frozen") == "again\n"
+
+
+async def test_disk_grows_to_its_device(shell: Shell) -> None:
+    size = await shell.link.resize_disk()
+    assert (DISK_MIB * 9 // 10) << 20 < size <= DISK_MIB << 20
+    assert await shell.link.resize_disk() == size
+    metrics = await shell.request(FrameType.METRICS)
+    assert metrics.number(Tag.DISK_TOTAL) == size
+    assert 0 < metrics.number(Tag.MEM_AVAILABLE_KIB) < metrics.number(Tag.MEM_TOTAL_KIB) < 256 << 10
+
+
+async def test_agent_sleeps_while_no_host_is_connected(machine: Machine) -> None:
+    """An unconnected port reports a hang-up for as long as it lasts: an agent that takes it for news eats a core."""
+    script = "grep '^voluntary' /proc/1/status; cat /proc/1/stat | cut -d' ' -f14,15; cut -d' ' -f1 /proc/uptime"
+    async with machine.link() as shell:
+        before = (await shell.output(script)).split()
+    await asyncio.sleep(1.5)  # the time itself is what is measured
+    async with machine.link() as shell:
+        after = (await shell.output(script)).split()
+    assert float(after[-1]) - float(before[-1]) > 1.0
+    assert int(after[1]) - int(before[1]) < 100
+    ticks = sum(map(int, after[2:4])) - sum(map(int, before[2:4]))
+    assert ticks < 50  # of the 150 and more that passed
+
+
+async def test_flood_is_whole_and_does_not_hold_up_the_others(shell: Shell) -> None:
+    number, sink = await shell.start("yes | head -c 5000000; echo end")
+    await sink.until(lambda: len(sink.out) > 100_000)
+    assert await shell.output("echo quick") == "quick\n"
+    await sink.end()
+    assert not sink.gaps
+    assert sink.out == b"y\n" * 2_500_000 + b"end\n"
+    await shell.link.close_process(number)
+
+
+async def test_power_off_keeps_the_disk(release: Release, tmp_path: Path) -> None:
+    machine = Machine(release, tmp_path)
+    machine.make_disk()
+    try:
+        machine.start()
+        async with machine.link() as shell:
+            await shell.link.setup(machine_id=MACHINE_ID, hostname="kept")
+            await shell.output("echo kept > /root/file; mkdir /root/folder; mv /usr/share/doc /root/folder/doc")
+            await shell.start("trap '' TERM; sleep 4444")
+            await shell.link.shutdown()
+        machine.wait_off()
+        said = subprocess.run(["dumpe2fs", "-h", machine.upper], capture_output=True, text=True, check=True, timeout=60)
+        assert "needs_recovery" not in said.stdout
+        machine.start()
+        async with machine.link() as shell:
+            assert await shell.output("cat /root/file /etc/machine-id; hostname; ls -d /root/folder/doc") == (
+                f"kept\n{MACHINE_ID}\nkept\n/root/folder/doc\n"
+            )
+            await shell.request(FrameType.SHUTDOWN, (Tag.FLAGS, 1))
+        machine.wait_off()
+    finally:
+        machine.kill()
+
+
+async def test_failed_start_up_says_why_and_ends(release: Release, tmp_path: Path) -> None:
+    machine = Machine(release, tmp_path)
+    machine.upper.write_bytes(bytes(1 << 20))  # no file system
+    try:
+        machine.start()
+        machine.wait_off()
+        assert "hatchway-agent: fatal: no disk with an ext4 file system (upper)" in machine.console.read_text(
+            errors="replace"
+        )
+    finally:
+        machine.kill()
