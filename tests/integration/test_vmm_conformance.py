@@ -413,3 +413,51 @@ async def test_only_a_fresh_bakeable_machine_is_baked(stand: Stand, baked: Baked
         await guest.vm.snapshot(tmp_path / "snapshot")
     async with asyncio.timeout(WITHIN_S):
         await guest.link.ping()
+
+
+# -- capturing
+
+
+@pytest.mark.parametrize("origin", ["restored", "booted"])
+async def test_a_paused_machine_is_captured_and_lives_on_in_any_number(
+    stand: Stand, baked: Baked, tmp_path: Path, origin: str
+) -> None:
+    source = await (stand.restored(baked) if origin == "restored" else stand.booted())
+    await source.sh("echo disk > /root/disk; head -c 3000000 /dev/urandom > /dev/shm/memory; sync")
+    before = await source.sh("sha256sum /dev/shm/memory; cat /proc/sys/kernel/random/boot_id")
+    with pytest.raises(VmmError, match="paused"):
+        await stand.driver.capture(source.vm, tmp_path / "too-early")
+    capture = stand.folder / "capture"
+    for _ in range(2):
+        await source.vm.pause()
+        await stand.driver.capture(source.vm, capture)
+        await source.vm.resume()
+    await source.sh("echo after > /root/disk; rm /dev/shm/memory; sync")
+    diff = (capture / "memory.diff").stat().st_size
+    if origin == "restored":
+        assert 3_000_000 < diff < 64 * 2**20
+    for _ in range(2):
+        vm = stand.keep(await stand.driver.revive(capture, stand.spec()))
+        assert (await vm.info()).status == "paused"
+        await vm.resume()
+        child = await stand.linked(vm, fresh=False)
+        assert (
+            await child.sh("sha256sum /dev/shm/memory; cat /proc/sys/kernel/random/boot_id; cat /root/disk")
+            == f"{before}\ndisk"
+        )
+        await child.sh("echo child > /root/disk; sync")
+    assert await source.sh("cat /root/disk") == "after"
+
+
+async def test_a_capture_without_its_parts_is_refused(stand: Stand, baked: Baked) -> None:
+    source = await stand.restored(baked)
+    await source.vm.pause()
+    capture = stand.folder / "capture"
+    await stand.driver.capture(source.vm, capture)
+    (capture / "state").write_bytes(b"QEVM")
+    with pytest.raises(SnapshotMismatch, match="damaged"):
+        await stand.driver.revive(capture, stand.spec())
+    (capture / "capture.json").unlink()
+    with pytest.raises(SnapshotMismatch, match="incomplete"):
+        await stand.driver.revive(capture, stand.spec())
+    assert await stand.left() == [source.vm.spec.sandbox_id]

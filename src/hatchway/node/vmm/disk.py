@@ -96,10 +96,10 @@ def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
     for left in (folder / TOP, folder / LOWEST, *folder.glob("layer-*.qcow2")):
         left.unlink(missing_ok=True)
     layers = [LayerFile(LOWEST, "raw")]
-    _link(lowest, folder / LOWEST)
+    link_or_copy(lowest, folder / LOWEST)
     if above is not None:
         layers.append(LayerFile("layer-1.qcow2", "qcow2"))
-        _link(above, folder / "layer-1.qcow2")
+        link_or_copy(above, folder / "layer-1.qcow2")
     below = layers[-1]
     qcow2.create(folder / TOP, size, below.name, below.format)
     layers.append(LayerFile(TOP, "qcow2"))
@@ -107,7 +107,8 @@ def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
     return Disk(folder, tuple(layers))
 
 
-def _link(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
+    """Gives a file that is never written again a second name, or a copy where it cannot have one. Raises `OSError`."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:

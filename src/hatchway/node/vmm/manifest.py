@@ -96,27 +96,52 @@ def verify(baked: Baked, expected: Manifest) -> None:
 
     Raises `SnapshotMismatch` saying what differs, `OSError`.
     """
-    try:
-        found = msgspec.json.decode((baked.folder / FILE).read_bytes(), type=Manifest)
-    except FileNotFoundError:
-        raise SnapshotMismatch(f"The snapshot {baked.key} is incomplete: it has no manifest.") from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise SnapshotMismatch(f"The manifest of the snapshot {baked.key} is damaged: {error}") from error
-    wanted = expected.conditions()
-    for name, value in found.conditions().items():
-        if value != wanted[name]:
-            raise SnapshotMismatch(
-                f"The snapshot {baked.key} was made for another {name}: {value}, and here it is {wanted[name]}."
-            )
+    found = verify_conditions(baked.folder / FILE, baked.key, expected)
     memory = baked.memory.stat().st_size if baked.memory.exists() else -1
     if memory != found.shape.memory_mib * 2**20:
         raise SnapshotMismatch(f"The memory of the snapshot {baked.key} is missing or of the wrong size.")
-    fd = os.open(baked.state, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    verify_state(baked.folder / FILE, baked.state, baked.key)
+
+
+def verify_conditions(path: Path, name: str, expected: Manifest) -> Manifest:
+    """Reads a manifest and compares it with what holds here. Raises `SnapshotMismatch`, `OSError`."""
+    found = _read(path, name)
+    wanted = expected.conditions()
+    for condition, value in found.conditions().items():
+        if value != wanted[condition]:
+            raise SnapshotMismatch(
+                f"The snapshot {name} was made for another {condition}: {value}, and here it is {wanted[condition]}."
+            )
+    return found
+
+
+def verify_state(path: Path, state: Path, name: str) -> None:
+    """Compares the devices' state with its manifest at `path`. Raises `SnapshotMismatch`, `OSError`."""
+    found = _read(path, name)
     try:
-        if os.fstat(fd).st_size != found.state_size or _sha256(fd) != found.state_sha256:
-            raise SnapshotMismatch(f"The device state of the snapshot {baked.key} is damaged.")
+        whole = digest_of(state) == (found.state_sha256, found.state_size)
+    except FileNotFoundError:
+        whole = False
+    if not whole:
+        raise SnapshotMismatch(f"The device state of the snapshot {name} is damaged.")
+
+
+def digest_of(path: Path) -> tuple[str, int]:
+    """Returns a file's SHA-256 in hex and its size in octets. Raises `OSError`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return _sha256(fd), os.fstat(fd).st_size
     finally:
         os.close(fd)
+
+
+def _read(path: Path, name: str) -> Manifest:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise SnapshotMismatch(f"The snapshot {name} is incomplete: it has no manifest.") from None
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise SnapshotMismatch(f"The manifest of the snapshot {name} is damaged: {error}") from error
 
 
 def _sha256(fd: int) -> str:

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from hatchway.domain.shapes import MAX_MEMORY_MIB, Shape
+from hatchway.node.vmm import captures, machines, manifest, probe, qemu_args, tree
 from hatchway.node.vmm import disk as disks
-from hatchway.node.vmm import machines, manifest, probe, qemu_args, tree
 from hatchway.node.vmm.host import Host
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.machines import Installed
@@ -124,7 +124,9 @@ class QemuDriver:
                 memory = spec.folder / "memory"
                 fds.add(qemu_args.MEMORY_FD, _new_memory(memory, spec.shape.memory_mib * 2**20))
             else:
-                fds.add(qemu_args.MEMORY_FD, os.open(self._empty_memory(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+                empty = self._empty_memory()
+                await asyncio.to_thread(captures.keep_base, spec.folder, empty)
+                fds.add(qemu_args.MEMORY_FD, os.open(empty, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
             self._add_disks(fds, spec, disk)
             parts = qemu_args.Parts(
                 machine=self._machine,
@@ -155,7 +157,7 @@ class QemuDriver:
         await asyncio.to_thread(manifest.verify, baked, self._manifest(spec.shape, spec.network))
         size = spec.shape.disk_mib * 2**20
         with _Descriptors() as fds:
-            disk = await asyncio.to_thread(disks.prepare, spec.folder, spec.boot.upper, baked.upper, size)
+            disk = await asyncio.to_thread(_prepare_restore, spec, baked, size)
             # Read-only: no VM can change the memory that its neighbours are made from.
             fds.add(qemu_args.MEMORY_FD, os.open(baked.memory, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
             fds.add(qemu_args.STATE_FD, os.open(baked.state, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
@@ -171,13 +173,7 @@ class QemuDriver:
             await self._launch(spec, self._root, parts, fds)
         vm = self._vm(spec)
         async with _undone_on_failure(vm, self._launcher):
-            try:
-                await vm.connect()
-                await vm.load(qemu_args.STATE_FD)
-            except (VmmDied, QmpError) as error:
-                if isinstance(error, VmmDied) and (error.status is None or error.status.signal is not None):
-                    raise
-                raise SnapshotMismatch(f"QEMU could not load the snapshot {baked.key}: {error}") from error
+            await self._loaded(vm, f"snapshot {baked.key}")
         return vm
 
     async def adopt(self, spec: VmSpec) -> Vm:
@@ -194,8 +190,52 @@ class QemuDriver:
         return vm
 
     async def capture(self, vm: Vm, folder: Path) -> None:
-        """See `seam.Driver.capture`."""
-        raise NotImplementedError
+        """See `seam.Driver.capture`. Raises `VmmError` when the VM is not paused. The source can be resumed in any case."""
+        if not isinstance(vm, QemuVm):
+            raise VmmError("This is no VM of this driver.")
+        if await vm.status() != "paused":
+            raise VmmError("Only a paused VM can be captured.")
+        diff, state = await asyncio.to_thread(
+            lambda: [captures.create(folder, n) for n in (captures.DIFF, captures.STATE)]
+        )
+        try:
+            await vm.save_changes(diff, state)
+        finally:
+            os.close(diff)
+            os.close(state)
+        described = self._manifest(vm.spec.shape, vm.spec.network)
+        await asyncio.to_thread(captures.seal, folder, vm.spec.folder, described)
+
+    async def revive(self, folder: Path, spec: VmSpec) -> Vm:
+        """See `seam.Driver.revive`."""
+        if (running := await self._running_already(spec)) is not None:
+            return running
+        await asyncio.to_thread(captures.verify, folder, self._manifest(spec.shape, spec.network))
+        with _Descriptors() as fds:
+            disk = disks.load(spec.folder)
+            if disk is None:
+                disk = await asyncio.to_thread(captures.copy_disk, folder, spec.folder)
+            await asyncio.to_thread(captures.keep_base, spec.folder, folder / captures.BASE)
+            fds.add(qemu_args.MEMORY_FD, os.open(folder / captures.BASE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            fds.add(qemu_args.STATE_FD, os.open(folder / captures.STATE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            self._add_disks(fds, spec, disk)
+            parts = qemu_args.Parts(
+                machine=self._machine,
+                hardware=self._hardware,
+                shape=spec.shape,
+                layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
+                network=spec.network,
+                incoming=True,
+                devices_only=True,
+            )
+            await self._launch(spec, self._root, parts, fds)
+        vm = self._vm(spec)
+        async with _undone_on_failure(vm, self._launcher):
+            with _Descriptors() as own:
+                diff = os.open(folder / captures.DIFF, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                own.add(0, diff)
+                await self._loaded(vm, f"capture {folder.name}", diff)
+        return vm
 
     # -- parts
 
@@ -203,6 +243,17 @@ class QemuDriver:
         return QemuVm(
             spec, self._run_dir / "vm" / spec.sandbox_id, self._launcher, self._kind, bake=bake, memory=memory
         )
+
+    async def _loaded(self, vm: QemuVm, what: str, diff: int | None = None) -> None:
+        try:
+            await vm.connect()
+            if diff is not None:
+                await vm.inject(diff)
+            await vm.load(qemu_args.STATE_FD)
+        except (VmmDied, QmpError) as error:
+            if isinstance(error, VmmDied) and (error.status is None or error.status.signal is not None):
+                raise
+            raise SnapshotMismatch(f"QEMU could not load the {what}: {error}") from error
 
     async def _running_already(self, spec: VmSpec) -> Vm | None:
         """A verb asked again, also by a process that took over from one that died: the machine that runs is the answer."""
@@ -356,6 +407,12 @@ def _make_root(
         raise VmmMissing(f"The preload library {ram_library} is not built: run make, or install the package again.")
     files = tree.gather(installed.binary, firmware=installed.firmware, modules=installed.modules, preload=ram_library)
     return installed, tree.build(folder / "roots", files)
+
+
+def _prepare_restore(spec: VmSpec, baked: Baked, size: int) -> disks.Disk:
+    disk = disks.prepare(spec.folder, spec.boot.upper, baked.upper, size)
+    captures.keep_base(spec.folder, baked.memory)
+    return disk
 
 
 def _new_memory(path: Path, size: int) -> int:

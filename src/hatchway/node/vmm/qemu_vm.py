@@ -193,6 +193,33 @@ class QemuVm:
             await self._wait_ended(REAPED_WITHIN_S)
             raise self.died()
 
+    async def inject(self, diff: int) -> None:
+        """Writes captured pages into the memory of a machine that has not been loaded yet. Raises `VmmDied`, `VmmTimeout`, `ShimError`."""
+        await self.status()  # once QEMU answers its memory is mapped
+        await self._connected_shim().inject(qemu_args.MEMORY_FD, diff)
+
+    async def save_changes(self, diff: int, state: int) -> None:
+        """Writes the changed pages and the devices' state of a paused machine to two open files.
+
+        Raises `VmmDied`, `VmmTimeout`, `QmpError`, `ShimError`.
+        """
+        await self._connected_shim().capture(qemu_args.MEMORY_FD, diff)
+        added = await self.run(command("add-fd", opaque="state"), fds=[state])
+        fdset = int(added[0]["fdset-id"])
+        try:
+            # live=true aborts QEMU 7.2 at the second save of a stopped machine.
+            await self.run(
+                command("xen-save-devices-state", filename=f"/dev/fdset/{fdset}", live=False), within=SAVE_WITHIN_S
+            )
+        finally:
+            with contextlib.suppress(VmmError):
+                await self.run(command("remove-fd", fdset_id=fdset))
+
+    def _connected_shim(self) -> ShimClient:
+        if self._shim is None:
+            raise VmmError("The connection to the shim is closed.")
+        return self._shim
+
     async def status(self) -> str:
         """QEMU's own word for the run state: `running`, `paused`, `inmigrate`…"""
         return str((await self.run(command("query-status")))[0].get("status", ""))

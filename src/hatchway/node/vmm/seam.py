@@ -213,6 +213,12 @@ class Driver(Protocol):
     async def capture(self, vm: Vm, folder: Path) -> None:
         """Live full snapshot of a restored VM that is paused: what changed since its parent, sparse (memory diff, device state, disk layer)."""
 
+    async def revive(self, folder: Path, spec: VmSpec) -> Vm:
+        """Starts the machine of a `capture`, paused, with a copy of its disk in `spec.folder` when that has none: resume it, then set its clock.
+
+        Raises as `restore`.
+        """
+
     def overhead_mib(self, shape: Shape) -> int:
         """Memory that the VMM needs beside the guest's own: translation cache, device state, the process itself."""
 
