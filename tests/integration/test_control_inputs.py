@@ -171,7 +171,7 @@ async def test_unknown_paths_and_methods(service: Service) -> None:
     assert problem["allow"] == ["GET", "POST"]
 
 
-@pytest.mark.parametrize("name", ["x", "A" * 20, new_id(), "..%2f..", "a" * 300])
+@pytest.mark.parametrize("name", ["x", "A" * 20, "abcdefghij0123456789", "..%2f..", "a" * 300])
 async def test_unknown_ids(service: Service, name: str) -> None:
     for method, path in (
         ("GET", ""),

@@ -13,8 +13,9 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import IntegrityError
 
-from hatchway.domain.errors import Unavailable
+from hatchway.domain.errors import HostExhausted, Unavailable
 from hatchway.storage import migrate, migrations, outbox, settings
 from hatchway.storage.database import Database
 from hatchway.storage.tables import metadata
@@ -154,6 +155,73 @@ async def test_readers_cannot_write_and_do_not_wait_for_a_writer(tmp_path: Path)
             await database.read(settings.put, "a", 3)
     finally:
         leave.set()
+        await database.close()
+
+
+async def test_writers_that_wait_share_a_commit_and_fail_alone(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "a.db"))
+    commits: list[None] = []
+    database.on_commit.add(lambda: commits.append(None))
+
+    def one(connection: Connection, number: int) -> int:
+        settings.put(connection, f"n{number}", number)
+        if number % 10 == 3:
+            raise ValueError(f"number {number}")
+        if number % 10 == 7:
+            connection.execute(text("INSERT INTO projects (name, created_at) VALUES ('default', NULL)"))
+        return number
+
+    try:
+        outcomes = await asyncio.gather(*(database.write(one, n) for n in range(100)), return_exceptions=True)
+        assert len(commits) < 20
+        for number, outcome in enumerate(outcomes):
+            kept = await database.read(settings.get, f"n{number}")
+            if number % 10 == 3:
+                assert isinstance(outcome, ValueError)
+                assert str(outcome) == f"number {number}"
+                assert kept is None
+            elif number % 10 == 7:
+                assert isinstance(outcome, IntegrityError)
+                assert kept is None
+            else:
+                assert outcome == kept == number
+    finally:
+        await database.close()
+
+
+async def test_a_cancelled_writer_leaves_the_others_alone_and_close_waits_for_what_is_in_hand(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "a.db"))
+    first = asyncio.create_task(database.write(settings.put, "first", 1))
+    second = asyncio.create_task(database.write(settings.put, "second", 2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await database.close()
+    await second
+    with pytest.raises(Unavailable, match="database_closed"):
+        await database.write(settings.put, "third", 3)
+    database = await Database.open(str(tmp_path / "a.db"))
+    try:
+        assert await database.read(settings.get, "second") == 2
+    finally:
+        await database.close()
+
+
+async def test_a_full_disk_changes_nothing_and_goes_by(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "a.db"))
+
+    def limit(connection: Connection, pages: int) -> None:
+        connection.execute(text(f"PRAGMA max_page_count = {pages}"))
+
+    try:
+        await database.write(limit, 1)  # SQLite takes the size that it has
+        with pytest.raises(HostExhausted) as raised:
+            await database.write(settings.put, "large", "x" * 1_000_000)
+        assert raised.value.code == "host_disk_full"
+        assert await database.read(settings.get, "large") is None
+        await database.write(limit, 1_000_000)
+        await database.write(settings.put, "large", "x" * 1_000_000)
+        assert await database.read(settings.get, "large") == "x" * 1_000_000
+    finally:
         await database.close()
 
 

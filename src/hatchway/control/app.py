@@ -25,7 +25,7 @@ from hatchway.control import (
 )
 from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
 from hatchway.control.plane import Plane
-from hatchway.domain.errors import HatchwayError, Internal, NotFound, Unavailable
+from hatchway.domain.errors import Exhausted, HatchwayError, Internal, NotFound, Unavailable
 from hatchway.storage.rows import KeyRow
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -77,6 +77,13 @@ class _Path:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        self._plane.requests += 1
+        try:
+            await self._serve(request, scope, receive, send)
+        finally:
+            self._plane.requests -= 1
+
+    async def _serve(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             response = await self._respond(request)
         except HatchwayError as error:
@@ -98,6 +105,13 @@ class _Path:
         key = _NOBODY
         if endpoint.scope is not None:
             key = await self._plane.auth.key_of(request, endpoint.scope)
+        if self._plane.requests > self._plane.config.max_requests:
+            raise Exhausted(
+                "too_many_requests",
+                f"{self._plane.config.max_requests} requests are in hand.",
+                "Try again in a moment.",
+                limit=self._plane.config.max_requests,
+            )
         if self._plane.ending.is_set():
             raise Unavailable("ending", "The service is being stopped.", "Try again in a moment.")
         raw = await requests.read_body(request) if endpoint.body is not None else b""

@@ -49,6 +49,8 @@ class ControlConfig:
     """Life of a session token; a client renews it by POST /v1/sessions/{id}/token."""
     max_concurrent_operations: int = 32
     """Verbs that nodes execute at once; further operations wait as `pending`."""
+    max_requests: int = 2048
+    """Requests in hand at once, waiting ones and event streams among them."""
     max_event_streams: int = 64
     operation_bound_s: float = 900.0
     """An operation other than a delete that has not ended by then, node away or not, fails."""

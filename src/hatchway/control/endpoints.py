@@ -1,6 +1,6 @@
 """What an endpoint is: a handler and everything that must be said of it, for routing, checking and OpenAPI alike.
 
-FastAPI would do this from annotations, at 14 MiB and about a millisecond per request more (docs/decisions/0102-http-layer.md).
+FastAPI would do this from annotations, at 14 MiB more (docs/decisions/0011-an-http-layer-without-fastapi.md).
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -95,13 +95,14 @@ class Engine:
     async def cancel(self, project: str, operation_id: str) -> Finished:
         """Ends an operation that has not begun. Raises `NotFound`, `Conflict("not_cancellable")`."""
         live = self.live.get(operation_id)
-        if live is not None and live.started_at is not None:
-            await self._write_progress([live])
+        if live is not None and live.operation.project == project:
+            if live.started_at is not None:
+                await self._write_progress([live])
+            else:
+                # It waits for its turn. Should the write below fail, the next reconciliation takes it up again.
+                self._tasks[live.operation.target].cancel()
         finished = await self._database.write(transitions.cancel, project, operation_id)
         if live is not None:
-            task = self._tasks.get(live.operation.target)
-            if task is not None:
-                task.cancel()
             _resolve(live, finished)
         return finished
 

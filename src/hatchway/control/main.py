@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -17,7 +18,8 @@ __all__ = ["ControlConfig", "NodeAddress", "TlsNode", "UnixNode", "run", "serve"
 
 SHUTDOWN_WITHIN_S = 5
 BACKLOG = 1024
-MAX_CONNECTIONS = 2048
+MAX_FILES = 16_384
+"""Open descriptors: connections, where the system's hard limit gives so many."""
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ async def serve(
     ending: asyncio.Event | None = None,
 ) -> None:
     """Like `run`, in a loop that is there; it ends by `ending` too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, MAX_FILES), hard))
     ending = ending or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,8 +61,8 @@ async def serve(
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                proxy_headers=False,
                 backlog=BACKLOG,
-                limit_concurrency=MAX_CONNECTIONS,
                 timeout_graceful_shutdown=SHUTDOWN_WITHIN_S,
                 timeout_keep_alive=75,
             ),

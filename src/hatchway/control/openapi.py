@@ -64,7 +64,7 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint, query: dict[str, Any]) -> dict[str, Any]:
-    errors: set[int] = {*_ALWAYS, *endpoint.errors, *_WITH_QUERY}
+    errors: set[int] = {*_ALWAYS, 429, *endpoint.errors, *_WITH_QUERY}
     if endpoint.scope is not None:
         errors.update(_AUTHENTICATED)
     if endpoint.body is not None:

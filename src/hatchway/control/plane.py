@@ -36,6 +36,8 @@ class Plane:
     engine: Engine
     reconciler: Reconciler
     signer: Signer
+    requests: int = 0
+    """How many requests are in hand, event streams among them."""
     event_streams: int = 0
     """How many event streams are open."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,7 +64,7 @@ class Plane:
                     message=f"The node {row.node_id} has not been reachable{since}; the state is the last that is known.",
                 )
             )
-        if row.id in self.reconciler.foreign:
+        if self.reconciler.is_foreign(row):
             found.append(
                 Condition(
                     type="foreign_generation",

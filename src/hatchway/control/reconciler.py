@@ -35,6 +35,8 @@ LIST_WITHIN_S = 30.0
 DELETE_WITHIN_S = 120.0
 GATHER_S = 0.02
 """Events that come within this are written in one transaction; of one session the last state only."""
+TAKE_UP_AFTER_S = 5.0
+"""A younger operation may just be on its way from the request that was accepted to the engine."""
 MAX_QUEUED = 20_000
 MAX_REMEMBERED = 10_000
 
@@ -65,8 +67,7 @@ class Reconciler:
         self._warned: set[tuple[str, str, int]] = set()
         self._comparing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self.foreign: dict[str, int] = {}
-        """Sandboxes that a node holds under a newer generation than ours, with that generation: somebody else owns them now."""
+        self._foreign: dict[str, set[str]] = {}
 
     async def start(self) -> None:
         """Takes up what an earlier process left unfinished, then listens to the nodes."""
@@ -87,10 +88,19 @@ class Reconciler:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def take_up(self) -> None:
-        """Submits every operation that has not ended and that the engine does not know."""
-        for operation, sandbox in await self._database.read(_unfinished):
-            self._engine.submit(operation, sandbox)
+    def is_foreign(self, row: SandboxRow) -> bool:
+        """Whether the sandbox's node holds it under a newer generation than ours: somebody else owns it now."""
+        return row.id in self._foreign.get(row.node_id, ())
+
+    async def take_up(self, older_than_s: float = 0.0) -> None:
+        """Submits every operation that has not ended, that the engine does not know and that is at least so many seconds old."""
+        accepted_by = time.time() - older_than_s
+        for operation, _ in await self._database.read(_unfinished):
+            if operation.created_at > accepted_by or operation.id in self._engine.live:
+                continue
+            # The engine lets go of an operation after its end is written: what is open now, and not the engine's, is nobody's.
+            for unfinished, sandbox in await self._database.read(_unfinished, operation.id):
+                self._engine.submit(unfinished, sandbox)
 
     # -- what nodes say
 
@@ -168,7 +178,7 @@ class Reconciler:
                 await self._maintain()
                 for link in self._nodes.ready():
                     await self.compare(link)
-                await self.take_up()
+                await self.take_up(TAKE_UP_AFTER_S)
             except (HatchwayError, TimeoutError) as error:
                 log.warning("reconciliation not finished: %s", error)
             await asyncio.sleep(self._every_s)
@@ -211,20 +221,19 @@ class Reconciler:
 
     async def _warn(self, node_id: str, stored: dict[str, SandboxRow], listed: dict[str, Observed]) -> None:
         """Tells of machines that are none of ours. They are left alone: an empty or old database is no reason to kill."""
-        self.foreign = {
-            name: seen.generation
-            for name, seen in listed.items()
-            if name in stored and seen.generation > stored[name].generation
+        foreign = {
+            name for name, seen in listed.items() if name in stored and seen.generation > stored[name].generation
         }
+        self._foreign[node_id] = foreign
         for name, seen in listed.items():
             mark = (node_id, name, seen.generation)
-            if (name in stored and name not in self.foreign) or mark in self._warned:
+            if (name in stored and name not in foreign) or mark in self._warned:
                 continue
-            if await self._database.read(sandboxes.find, name) is not None and name not in self.foreign:
+            if await self._database.read(sandboxes.find, name) is not None and name not in foreign:
                 continue  # it was made while the node was asked
             if len(self._warned) < MAX_REMEMBERED:
                 self._warned.add(mark)
-            why = "a newer generation than the database's" if name in self.foreign else "unknown to the database"
+            why = "a newer generation than the database's" if name in foreign else "unknown to the database"
             log.warning("node %s holds the sandbox %s, %s; it is left alone", node_id, name, why)
             await self._database.write(
                 outbox.append,
@@ -250,9 +259,9 @@ class Reconciler:
             await self._database.write(_write_sessions, answer.sessions, gone)
 
 
-def _unfinished(connection: Connection) -> list[tuple[OperationRow, SandboxRow]]:
+def _unfinished(connection: Connection, only: str | None = None) -> list[tuple[OperationRow, SandboxRow]]:
     found: list[tuple[OperationRow, SandboxRow]] = []
-    for operation in operations.unfinished(connection):
+    for operation in operations.unfinished(connection, only):
         sandbox = sandboxes.find(connection, operation.target)
         if sandbox is not None:
             found.append((operation, sandbox))

@@ -2,13 +2,15 @@
 
 A transaction is a plain function of a SQLAlchemy connection. Handing over the function, not single statements, makes one
 switch of threads per transaction where a driver that is asynchronous per statement makes one per statement (measured: docs/decisions/
-0101-database-threads.md). The same functions run on PostgreSQL through `AsyncConnection.run_sync`.
+0010-whole-transactions-in-one-thread.md). The same functions run on PostgreSQL through `AsyncConnection.run_sync`.
 """
 
 import asyncio
+import functools
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, text
 
@@ -27,19 +29,28 @@ def answers(connection: Connection) -> None:
     connection.execute(text("SELECT 1"))
 
 
+MAX_TOGETHER = 64
+"""Transactions that share one commit, when that many wait."""
+MAX_WAITING = 10_000
+"""Transactions that may wait for the writer; the next one is refused."""
+
+
 class Database:
     """An open database. `await Database.open(path)`, and `close()` it at the end.
 
-    Writers are queued and never meet each other; readers see the last committed state and never wait for a writer.
+    Writers are queued and never meet each other; those that wait while a commit is being made durable share the next one.
+    Readers see the last committed state and never wait for a writer.
     """
 
     def __init__(self, store: dialect.Sqlite) -> None:
         self._store = store
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="db-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="db-read")
+        self._waiting: deque[tuple[Callable[[Connection], Any], asyncio.Future[Any]]] = deque()
+        self._writing: asyncio.Task[None] | None = None
         self._closed = False
         self.on_commit: set[Callable[[], None]] = set()
-        """Called in the event loop after every transaction that wrote: how readers of the outbox hear that it may have grown."""
+        """Called in the event loop after every commit: how readers of the outbox hear that it may have grown."""
 
     @classmethod
     async def open(cls, path: str) -> "Database":
@@ -51,9 +62,9 @@ class Database:
         store = dialect.Sqlite(path)
         database = cls(store)
         try:
-            await database._run(database._writer, store.open_writer)
+            await database._in_thread(database._writer, store.open_writer)
             await database.write(migrate.upgrade)
-            await database._run(database._reader, store.open_reader)
+            await database._in_thread(database._reader, store.open_reader)
         except BaseException:
             await database.close()
             raise
@@ -62,19 +73,22 @@ class Database:
     async def write(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `body(connection, …)` in one transaction that is durable on return; an exception rolls it back and comes through.
 
-        A caller that is cancelled meanwhile does not stop the transaction. Raises `HostExhausted("host_disk_full")` and
-        `Unavailable("database_unusable")` for what the file system does.
+        A caller that is cancelled meanwhile does not stop the transaction. Raises `HostExhausted("host_disk_full")`,
+        `Unavailable("database_unusable")` for what the file system does, and `Unavailable("database_busy")`.
         """
-        result = await self._run(
-            self._writer, lambda: self._store.write(lambda connection: body(connection, *args, **kwargs))
-        )
-        for listener in list(self.on_commit):
-            listener()
-        return result
+        self._require_open()
+        if len(self._waiting) >= MAX_WAITING:
+            raise Unavailable("database_busy", "Too many changes wait for the database.", "Try again in a moment.")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((lambda connection: body(connection, *args, **kwargs), future))
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_waiting(), name="database writes")
+        return await future
 
     async def read(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `body(connection, …)` on one consistent state; it cannot write."""
-        return await self._run(
+        self._require_open()
+        return await self._in_thread(
             self._reader, lambda: self._store.read(lambda connection: body(connection, *args, **kwargs))
         )
 
@@ -83,15 +97,39 @@ class Database:
         if self._closed:
             return
         self._closed = True
+        if self._writing is not None:
+            await self._writing
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._reader, self._store.close_reader)
         await loop.run_in_executor(self._writer, self._store.close_writer)
         self._reader.shutdown()
         self._writer.shutdown()
 
-    async def _run(self, pool: ThreadPoolExecutor, body: Callable[[], T]) -> T:
+    async def _write_waiting(self) -> None:
+        while self._waiting:
+            together = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_TOGETHER))]
+            bodies = [body for body, _ in together]
+            try:
+                outcomes = await self._in_thread(self._writer, functools.partial(self._store.write, bodies))
+            except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to those who wait for it
+                outcomes = [dialect.Outcome(error=error)] * len(together)
+            if any(outcome.error is None for outcome in outcomes):
+                for listener in list(self.on_commit):
+                    listener()
+            for (_, future), outcome in zip(together, outcomes, strict=True):
+                if future.done():
+                    continue  # its caller was cancelled
+                if outcome.error is not None:
+                    future.set_exception(outcome.error)
+                else:
+                    future.set_result(outcome.result)
+        self._writing = None
+
+    def _require_open(self) -> None:
         if self._closed:
             raise Unavailable("database_closed", "The database is being closed.", "Try again in a moment.")
+
+    async def _in_thread(self, pool: ThreadPoolExecutor, body: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, body)
         except dialect.DiskFull:

@@ -4,7 +4,8 @@ import fcntl
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,14 @@ BUSY_TIMEOUT_MS = 5_000
 
 class DiskFull(Exception):
     """The file system has no room for the transaction; it was rolled back."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one transaction ended: with a result, or with the exception that rolled it back."""
+
+    result: Any = None
+    error: Exception | None = None
 
 
 class Sqlite:
@@ -46,10 +55,26 @@ class Sqlite:
         """Opens the second connection; the file must have been made."""
         self._reader = self._connect("BEGIN", read_only=True)
 
-    def write(self, body: Callable[[Connection], T]) -> T:
-        """One transaction, durable on return."""
+    def write(self, bodies: Sequence[Callable[[Connection], Any]]) -> list[Outcome]:
+        """Several transactions with one commit, durable on return.
+
+        Each is undone alone when it raises. What makes the file unusable undoes all of them and is raised: `DiskFull`,
+        `Unavailable`.
+        """
         assert self._writer is not None
-        return self._transaction(self._writer, body)
+        writer = self._writer
+        if len(bodies) == 1:
+            try:
+                return [Outcome(result=self._transaction(writer, bodies[0]))]
+            except (DiskFull, Unavailable):
+                raise
+            except Exception as error:  # noqa: BLE001  # it is given to the one who asked
+                return [Outcome(error=error)]
+
+        def all_of_them(connection: Connection) -> list[Outcome]:
+            return [_one_of_several(connection, body) for body in bodies]
+
+        return self._transaction(writer, all_of_them)
 
     def read(self, body: Callable[[Connection], T]) -> T:
         """One consistent view."""
@@ -142,6 +167,25 @@ class Sqlite:
             connection.exec_driver_sql(begin)
 
         return engine.connect()
+
+
+def _one_of_several(connection: Connection, body: Callable[[Connection], Any]) -> Outcome:
+    # In plain SQL: SQLAlchemy's nested transactions keep books that nothing here needs.
+    connection.exec_driver_sql("SAVEPOINT one")
+    try:
+        result = body(connection)
+    except exc.DatabaseError as error:
+        if not isinstance(error, exc.IntegrityError):
+            raise  # the file, not the transaction: SQLite may have undone all of it
+        outcome = Outcome(error=error)
+    except Exception as error:  # noqa: BLE001  # it is given to the one who asked
+        outcome = Outcome(error=error)
+    else:
+        connection.exec_driver_sql("RELEASE one")
+        return Outcome(result=result)
+    connection.exec_driver_sql("ROLLBACK TO one")
+    connection.exec_driver_sql("RELEASE one")
+    return outcome
 
 
 def _unusable(path: Path, error: Exception) -> Unavailable:

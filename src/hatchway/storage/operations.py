@@ -64,9 +64,11 @@ def list_page(
     return [rows.operation(row) for row in connection.execute(query).mappings()]
 
 
-def unfinished(connection: Connection) -> list[OperationRow]:
-    """All operations that have not ended, oldest first: what a control process that died was working on."""
+def unfinished(connection: Connection, only: str | None = None) -> list[OperationRow]:
+    """The operations that have not ended, oldest first (what a process that died was working on); or the one with the id `only`."""
     query = select(operations).where(operations.c.status.in_(OPEN)).order_by(operations.c.created_at)
+    if only is not None:
+        query = query.where(operations.c.id == only)
     return [rows.operation(row) for row in connection.execute(query).mappings()]
 
 

@@ -11,6 +11,9 @@ from hatchway.storage.tables import operations as operations_table
 
 DELETED_SANDBOX_S = 3600.0
 OPERATION_S = 24 * 3600.0
+SESSION_S = 8 * 24 * 3600.0
+"""Longer than any output is kept."""
+CLOSED_SESSION_S = 3600.0
 EVENT_S = 24 * 3600.0
 MAX_EVENTS = 200_000
 BATCH = 200
@@ -38,6 +41,12 @@ def sweep(connection: Connection, now: float | None = None, *, deleted_sandbox_s
     connection.execute(
         delete(operations_table).where(
             operations_table.c.status.not_in(operations.OPEN), operations_table.c.finished_at < now - OPERATION_S
+        )
+    )
+    connection.execute(delete(sessions).where(sessions.c.state == "ended", sessions.c.updated_at < now - SESSION_S))
+    connection.execute(
+        delete(sessions).where(
+            sessions.c.state.in_(("deleted", "lost")), sessions.c.updated_at < now - CLOSED_SESSION_S
         )
     )
     _sweep_events(connection, now)
