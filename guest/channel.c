@@ -85,9 +85,8 @@ static void disconnected(void)
 
 /* ---- answers ---- */
 
-struct field_writer response_begin(uint32_t request, int status)
+struct field_writer response_begin(int status)
 {
-    (void)request;
     if (queue_start == queue_end)
         queue_start = queue_end = 0;
     if (QUEUE - queue_end < ANSWER_ROOM) {
@@ -111,10 +110,16 @@ void response_end(uint32_t request, struct field_writer *writer)
     queue_end += frame_finish(frame, T_RESPONSE, 0, request, (uint32_t)(writer->at - frame - FRAME_HEADER));
 }
 
+void respond_done(uint32_t request)
+{
+    struct field_writer writer = response_begin(0);
+    response_end(request, &writer);
+}
+
 void respond(uint32_t request, int status, const char *format, ...)
 {
     char text[MAX_MESSAGE];
-    struct field_writer writer = response_begin(request, status);
+    struct field_writer writer = response_begin(status);
     if (status != 0) {
         va_list args;
         va_start(args, format);

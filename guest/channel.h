@@ -18,8 +18,10 @@ bool channel_pump(void);
 bool channel_flushed(void);
 
 /* Answers a request. Between begin and end the writer takes further fields. */
-struct field_writer response_begin(uint32_t request, int status);
+struct field_writer response_begin(int status);
 void response_end(uint32_t request, struct field_writer *writer);
+void respond_done(uint32_t request);
+/* STATUS, and for an error its MESSAGE. */
 void respond(uint32_t request, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* For the fuzzer: takes octets as if the host had sent them. */

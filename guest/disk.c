@@ -76,7 +76,7 @@ static void done_sync(unsigned context, int error)
 void disk_sync(uint32_t request)
 {
     if (agent.upper_fd < 0)
-        respond(request, 0, " ");
+        respond_done(request);
     else
         start(request, work_sync, agent.upper_fd, done_sync);
 }
@@ -127,7 +127,7 @@ void disk_freeze(uint32_t request, uint64_t timeout_ms)
     thaw_at = now_ns() + timeout_ms * 1000000u;
     if (state == FROZEN || agent.upper_fd < 0) {
         state = FROZEN;
-        respond(request, 0, " ");
+        respond_done(request);
         return;
     }
     state = FREEZING;
@@ -147,7 +147,7 @@ void disk_thaw(uint32_t request)
 {
     if (state == FREEZING) {
         thaw_when_frozen = true;
-        respond(request, 0, " ");
+        respond_done(request);
         return;
     }
     int error = thaw();
@@ -195,7 +195,7 @@ static void answer_size(uint32_t request)
         respond(request, errno, "the size of the disk: %s", strerror(errno));
         return;
     }
-    struct field_writer writer = response_begin(request, 0);
+    struct field_writer writer = response_begin(0);
     write_u64(&writer, F_SIZE, (uint64_t)fs.f_blocks * (uint64_t)fs.f_bsize);
     response_end(request, &writer);
 }

@@ -5,16 +5,19 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "abi.h"
 #include "agent.h"
 #include "channel.h"
 #include "loop.h"
 #include "proc.h"
+#include "tree.h"
 
 /* How long processes may take after SIGTERM, and the answer may take to get out. */
 static const uint64_t GRACE_NS = 500000000u;
@@ -36,7 +39,7 @@ void power_down(bool reboot)
 void power_signal(void)
 {
     if (agent.host_mode) {
-        procs_kill_all(SIGKILL);
+        trees_kill_descendants();
         loop_stop();
     } else {
         power_down(false); /* only guest root can send it to PID 1 */
@@ -84,6 +87,7 @@ static _Noreturn void off(bool reboot_instead)
 _Noreturn void power_finish(void)
 {
     if (agent.host_mode) {
+        trees_kill_descendants();
         while (waitpid(-1, NULL, WNOHANG) > 0)
             ;
         exit(0);
@@ -98,6 +102,8 @@ _Noreturn void power_finish(void)
         pause_ms(10);
     }
     say("flushing the disk");
+    if (agent.upper_fd >= 0)
+        ioctl(agent.upper_fd, HW_FITHAW, 0); /* a frozen one would never be flushed; it is an error on any other */
     if (agent.mount_ns_fd >= 0)
         close(agent.mount_ns_fd); /* the last one in the processes' namespace: its mounts go */
     sync();

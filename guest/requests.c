@@ -149,7 +149,7 @@ static void answer_known(uint32_t stream, struct proc *proc)
             respond(stream, EAGAIN, "process %u is starting and too many wait for it", proc->number);
         return;
     }
-    struct field_writer writer = response_begin(stream, 0);
+    struct field_writer writer = response_begin(0);
     if (proc->pid > 0)
         write_u32(&writer, F_PID, (uint32_t)proc->pid);
     response_end(stream, &writer);
@@ -261,7 +261,7 @@ static void spawn_frame(const struct frame *frame)
 
 static void ping(const struct frame *frame)
 {
-    struct field_writer writer = response_begin(frame->stream, 0);
+    struct field_writer writer = response_begin(0);
     write_u64(&writer, F_UPTIME_NS, boot_ns());
     write_u64(&writer, F_TIME_NS, wall_ns());
     response_end(frame->stream, &writer);
@@ -293,7 +293,7 @@ static void close_process(const struct frame *frame, const struct arguments *arg
     struct proc *proc = proc_by_number((uint32_t)arguments->size);
     if (proc)
         proc_forget(proc);
-    respond(frame->stream, 0, " "); /* one that is not known was closed before: the request may be a repeated one */
+    respond_done(frame->stream); /* one that is not known was closed before: the request may be a repeated one */
 }
 
 static void resize(const struct frame *frame, const struct arguments *arguments)
@@ -356,7 +356,7 @@ void request_frame(const struct frame *frame)
     case T_THAW: disk_thaw(frame->stream); break;
     case T_RESIZE_DISK: disk_resize(frame->stream); break;
     case T_SHUTDOWN:
-        respond(frame->stream, 0, " ");
+        respond_done(frame->stream);
         power_down(arguments.flags & SHUTDOWN_REBOOT);
         break;
     default: break;

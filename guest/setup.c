@@ -300,7 +300,7 @@ void metrics_request(uint32_t request)
     struct statfs fs = {0};
     unsigned long long user = 0, nice = 0, system = 0, idle, iowait, irq = 0, softirq = 0;
     uint64_t tick_us = 1000000u / (uint64_t)sysconf(_SC_CLK_TCK);
-    struct field_writer writer = response_begin(request, 0);
+    struct field_writer writer = response_begin(0);
     read_text("/proc/meminfo", text, sizeof text);
     write_u64(&writer, F_MEM_TOTAL_KIB, number_after(text, "MemTotal:"));
     write_u64(&writer, F_MEM_AVAILABLE_KIB, number_after(text, "MemAvailable:"));

@@ -14,133 +14,15 @@
 #include "abi.h"
 #include "agent.h"
 #include "channel.h"
-#include "user.h"
+#include "job.h"
 
-#if defined(__clang__) || defined(__GNUC__)
-#define IN_CHILD __attribute__((noinline, no_sanitize("address", "undefined")))
-#endif
-
-enum { STACK = 16384, EXTRA_ENV = 8 };
-enum stage { STAGE_NAMESPACE = 1, STAGE_USER, STAGE_CWD, STAGE_EXEC, STAGE_STDIO };
+enum { EXTRA_ENV = 8 };
 
 static const char DEFAULT_PATH[] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-struct report {
-    int32_t stage, error;
-};
-
-/* One start under way. The child runs on its stack and reads its strings until it execs or ends: the report pipe is at
-   end of file then, not before, and only then is this memory given back. */
-struct job {
-    struct watch report;
-    struct proc *proc; /* NULL: forgotten meanwhile */
-    struct job *next;
-    uint32_t waiters[MAX_WAITERS];
-    unsigned waiting;
-    size_t octets;
-    struct report said;
-    size_t said_octets;
-
-    char **argv, **envp;
-    const char *path;  /* PATH, for a command without a slash */
-    const char *cwd;
-    bool cwd_is_home;
-    bool terminal, switch_user;
-    struct account account;
-    int in, out, err, report_end;
-    char attempt[MAX_PATH];
-    uint8_t stack[STACK] __attribute__((aligned(16)));
-};
 
 static struct job *jobs;
 static struct job *dead; /* given back after the round of events that may still name them */
 static size_t job_octets;
-
-/* ---- in the child: raw system calls only, nothing of the C library (its state is the agent's) ---- */
-
-IN_CHILD static _Noreturn void child_fail(enum stage stage, long error)
-{
-    struct report report = {.stage = (int32_t)stage, .error = (int32_t)-error};
-    RAW(SYS_write, 3, &report, sizeof report, 0);
-    for (;;)
-        RAW(SYS_exit_group, 127, 0, 0, 0);
-}
-
-IN_CHILD static long child_exec(struct job *job, const char *path)
-{
-    long error = RAW(SYS_execve, path, job->argv, job->envp, 0);
-    if (error != -ENOEXEC)
-        return error;
-    /* A script without a first line that names its interpreter: the shell's. argv has room for one more in front. */
-    job->argv[0] = (char *)(uintptr_t)path;
-    job->argv[-1] = (char *)(uintptr_t)"/bin/sh";
-    return RAW(SYS_execve, "/bin/sh", job->argv - 1, job->envp, 0);
-}
-
-IN_CHILD static long child_search(struct job *job)
-{
-    const char *name = job->argv[0];
-    bool slash = false;
-    size_t length = 0;
-    for (; name[length]; length++)
-        slash |= name[length] == '/';
-    if (slash)
-        return child_exec(job, name);
-    if (length == 0)
-        return -ENOENT;
-    long worst = -ENOENT;
-    for (const char *at = job->path;; at++) {
-        size_t n = 0;
-        while (*at && *at != ':') {
-            if (n < sizeof job->attempt - 1)
-                job->attempt[n++] = *at;
-            at++;
-        }
-        if (n > 0 && n + 1 + length < sizeof job->attempt) {
-            job->attempt[n++] = '/';
-            for (size_t i = 0; i <= length; i++)
-                job->attempt[n + i] = name[i];
-            long error = child_exec(job, job->attempt);
-            if (error != -ENOENT && error != -ENOTDIR && error != -EACCES)
-                return error;
-            if (error == -EACCES)
-                worst = error;
-        }
-        if (!*at)
-            return worst;
-    }
-}
-
-IN_CHILD static void child_main(void *argument)
-{
-    struct job *job = argument;
-    long error;
-    uint64_t none = 0;
-
-    RAW(SYS_setsid, 0, 0, 0, 0);
-    RAW(SYS_dup3, job->report_end, 3, O_CLOEXEC, 0);
-    if ((error = RAW(SYS_dup3, job->in, 0, 0, 0)) < 0 || (error = RAW(SYS_dup3, job->out, 1, 0, 0)) < 0 ||
-        (error = RAW(SYS_dup3, job->err, 2, 0, 0)) < 0)
-        child_fail(STAGE_STDIO, error);
-    if (agent.mount_ns_fd >= 0 && (error = RAW(SYS_setns, agent.mount_ns_fd, HW_CLONE_NEWNS, 0, 0)) < 0)
-        child_fail(STAGE_NAMESPACE, error);
-    RAW(SYS_close_range, 4, ~0u, 0, 0); /* pipe ends of others must not live on in a start that hangs */
-    if (job->terminal)
-        RAW(SYS_ioctl, 0, TIOCSCTTY, 0, 0);
-    if (job->switch_user) {
-        const struct account *who = &job->account;
-        if ((error = RAW(SYS_setgroups, who->group_count, who->groups, 0, 0)) < 0 ||
-            (error = RAW(SYS_setresgid, who->gid, who->gid, who->gid, 0)) < 0 ||
-            (error = RAW(SYS_setresuid, who->uid, who->uid, who->uid, 0)) < 0)
-            child_fail(STAGE_USER, error);
-    }
-    if ((error = RAW(SYS_chdir, job->cwd, 0, 0, 0)) < 0 && (!job->cwd_is_home || (error = RAW(SYS_chdir, "/", 0, 0, 0)) < 0))
-        child_fail(STAGE_CWD, error);
-    RAW(SYS_rt_sigprocmask, SIG_SETMASK, &none, 0, sizeof none);
-    child_fail(STAGE_EXEC, child_search(job));
-}
-
-/* ---- in the agent ---- */
 
 static void explain(struct proc *proc, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void explain(struct proc *proc, const char *format, ...)
@@ -509,7 +391,7 @@ void spawn_check(struct job *job)
         else
             proc_running(proc);
         for (unsigned i = 0; i < job->waiting; i++) {
-            struct field_writer writer = response_begin(job->waiters[i], 0);
+            struct field_writer writer = response_begin(0);
             if (proc->pid > 0)
                 write_u32(&writer, F_PID, (uint32_t)proc->pid);
             response_end(job->waiters[i], &writer);

@@ -154,7 +154,7 @@ static bool is_ours(int proc_fd, struct identity of)
     return false;
 }
 
-/* Signals every process of a session or process group; how many there were. */
+/* Signals every process of a session or process group (0: of any) that is ours; how many there were. */
 static int signal_session(pid_t session, int signal)
 {
     DIR *dir = opendir("/proc");
@@ -168,7 +168,7 @@ static int signal_session(pid_t session, int signal)
         if (*end || pid <= 1)
             continue;
         struct identity of;
-        if (!identify(dirfd(dir), pid, &of) || (of.session != session && of.group != session) || of.state == 'Z')
+        if (!identify(dirfd(dir), pid, &of) || (session && of.session != session && of.group != session) || of.state == 'Z')
             continue;
         if (is_ours(dirfd(dir), of) && kill((pid_t)pid, signal) == 0)
             found++;
@@ -191,6 +191,12 @@ int tree_signal(struct tree *tree, pid_t leader, int signal)
         for (int round = 0; round < 8 && signal_session(leader, signal) > 0; round++)
             ;
     return found ? 0 : -ESRCH;
+}
+
+void trees_kill_descendants(void)
+{
+    for (int round = 0; round < 8 && signal_session(0, SIGKILL) > 0; round++)
+        ;
 }
 
 static void put_away(struct tree *tree)

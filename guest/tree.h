@@ -21,6 +21,8 @@ int tree_renew(struct tree *tree);
 int tree_signal(struct tree *tree, pid_t leader, int signal);
 /* Kills what is left and gives the cgroup back when it is empty. */
 void tree_release(struct tree *tree, pid_t leader);
+/* Without cgroups: kills everything that descends from us, also what left its session. */
+void trees_kill_descendants(void);
 /* Children ended: cgroups that were not empty at their release may be now. */
 void trees_drain(void);
 /* Kills on account of memory in all trees so far. */
