@@ -196,7 +196,8 @@ class BareVm:
             count = self._agent.recv_into(self._reader.buffer())
             if count == 0:
                 raise ConnectionError("the channel was closed")
-            if any([done(frame) for frame in self._reader.received(count)]):
+            # All frames of the batch are used up, also behind the one that is waited for: the reader demands it.
+            if sum(done(frame) for frame in self._reader.received(count)):
                 return
 
 

@@ -47,6 +47,8 @@ class Sandboxes:
         self.quarantined = tuple(sorted(vm.sandbox_id for vm in vms.values() if vm.alive))
         for sandbox_id in self.quarantined:
             log.warning("%s: a VM runs of which there is no record; it is left alone", sandbox_id)
+        for sandbox_id in self._context.sessions.sandboxes() - self._sandboxes.keys():
+            await self._context.sessions.sandbox_deleted(sandbox_id)
         for dead in vms.values():
             if not dead.alive:
                 await self._context.launcher.forget_vm(dead.sandbox_id)

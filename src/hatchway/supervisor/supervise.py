@@ -42,6 +42,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         folder.prepare(self._settings)
         self._lock.take()
+        _require_vmm()
         api = folder.listen_tcp(self._settings.api_host, self._settings.api_port)
         data = folder.listen_tcp(self._settings.data_host, self._settings.data_port)
         try:
@@ -277,6 +278,20 @@ class Supervisor:
         for name in ("launcher.sock", "node.sock", "roles.json"):
             (self._settings.run / name).unlink(missing_ok=True)
         self._settings.endpoint.unlink(missing_ok=True)
+
+
+def _require_vmm() -> None:
+    """Raises `Unavailable("vmm_missing")` before anything is started that could only fail."""
+    from hatchway.node.vmm import machines
+    from hatchway.node.vmm.host import Host
+    from hatchway.node.vmm.seam import VmmError
+
+    try:
+        machines.find(machines.machine_of(Host.read().architecture), hardware=False)
+    except VmmError as error:
+        raise Unavailable(
+            "vmm_missing", str(error), "`make setup` installs it; `hatchway doctor` shows what else is missing."
+        ) from error
 
 
 def _url(host: str, sock: socket.socket) -> str:

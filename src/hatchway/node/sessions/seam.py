@@ -21,6 +21,9 @@ class SessionHost(Protocol):
     def of_sandbox(self, sandbox_id: str) -> tuple[SessionStatus, ...]:
         """The sessions of one sandbox, oldest first."""
 
+    def sandboxes(self) -> frozenset[str]:
+        """Ids of the sandboxes that have sessions."""
+
     async def delete(self, session_id: str) -> None:
         """Kills what runs, removes what was kept. Idempotent."""
 
