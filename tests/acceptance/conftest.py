@@ -1,7 +1,7 @@
 """A whole service, as `hatchway up` starts it, for the tests of what a user does.
 
-`HATCHWAY_TEST_DATA_DIR` names a data folder with a finished template, so that it is not built anew; the service of such a
-folder that is up already is used as it is. Without it a folder of its own is made for the run.
+`HATCHWAY_TEST_DATA_DIR` names the data folder of a service that is up and is to be used as it is; without it a service of
+their own is started.
 """
 
 import json
@@ -29,6 +29,8 @@ class Service:
 
     data_dir: Path
     environ: dict[str, str] = field(default_factory=dict)
+    before: frozenset[str] = frozenset()
+    """Ids of the sandboxes that were there before the tests."""
 
     def __post_init__(self) -> None:
         without = ("HATCHWAY_URL", "HATCHWAY_API_KEY")
@@ -64,20 +66,15 @@ class Service:
         return subprocess.Popen(list(command), env=self.environ, **options)
 
     def sandboxes(self) -> list[dict[str, Any]]:
-        """What `hatchway ls` shows."""
+        """What `hatchway ls` shows, apart from what was there before the tests."""
         done = self.run("ls", "--json")
         assert done.returncode == 0, done.stderr
-        return list(json.loads(done.stdout))
+        return [sandbox for sandbox in json.loads(done.stdout) if sandbox["id"] not in self.before]
 
 
-@pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The service; stopped at the end, unless it was up before."""
-    given = os.environ.get("HATCHWAY_TEST_DATA_DIR")
-    service = Service(Path(given) if given else tmp_path_factory.mktemp("hatchway"))
-    if given and (service.data_dir / "endpoint.json").exists() and service.run("ls").returncode == 0:
-        yield service
-        return
+def make_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of its own in a fresh data folder; stopped when the generator goes on."""
+    service = Service(tmp_path_factory.mktemp("hatchway"))
     ports = ("--api-port", "0", "--data-port", "0")
     try:
         up = service.run("up", "--data-dir", str(service.data_dir), "--detach", *ports, timeout=UP_WITHIN_S)
@@ -86,3 +83,15 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     finally:
         down = service.run("down", "--data-dir", str(service.data_dir))
     assert down.returncode == 0, down.stderr.decode()
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The service of most tests."""
+    given = os.environ.get("HATCHWAY_TEST_DATA_DIR")
+    if given is None:
+        yield from make_service(tmp_path_factory)
+        return
+    service = Service(Path(given))
+    service.before = frozenset(sandbox["id"] for sandbox in service.sandboxes())
+    yield service

@@ -88,7 +88,7 @@ def test_a_session_step_by_step(service: Service) -> None:
                     assert event.code == 5
         with sandbox.start(["sleep", "1000"]) as session:
             session.kill()
-            assert session.wait().signal == 8
+            assert session.wait().signal == 9
 
 
 def test_a_terminal(service: Service) -> None:
