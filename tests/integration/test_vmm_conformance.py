@@ -242,6 +242,7 @@ async def test_a_guest_that_powers_off_is_told_from_a_crash(stand: Stand, baked:
     assert guest.vm.exit is not None
     assert guest.vm.exit.guest_shutdown
     assert guest.vm.exit.signal is None
+    assert (await guest.vm.info()).status == "ended"
 
 
 async def test_stop_waits_for_the_guest_and_no_longer_than_its_grace(stand: Stand, baked: Baked) -> None:

@@ -67,7 +67,7 @@ class QemuVm:
         self._qmp_lock = asyncio.Lock()
         self._shim: ShimClient | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._guest_shutdown = False
+        self._shutdown_reason = ""
         self._migrated = asyncio.Event()
         self._migration_status = ""
         self._pid = 0
@@ -156,6 +156,8 @@ class QemuVm:
         data = event.get("data")
         data = data if isinstance(data, dict) else {}
         match event.get("event"):
+            case "SHUTDOWN":
+                self._shutdown_reason = _readable(str(data.get("reason", "")).encode())[:40]
             case "MIGRATION":
                 status = str(data.get("status", ""))[:30]
                 if status in ("completed", "failed", "cancelled"):
@@ -317,6 +319,10 @@ class QemuVm:
             status = "ended"
             if self._words:
                 details["last_words"] = self._words
+            if self._shutdown_reason:
+                details["shutdown_reason"] = (
+                    self._shutdown_reason
+                )  # `guest-shutdown`, or `guest-reset`: a reboot or a panic
         if self._io_errors:
             details["disk_errors"] = self._io_errors
             details["disk_error"] = self._io_error
