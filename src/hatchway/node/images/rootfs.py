@@ -42,6 +42,7 @@ _LEFT_OUT = (
 )
 
 _FINISH = Path(__file__).with_name("seed_root.sh")
+_WHEELS = Path(__file__).with_name("seed_wheels.py")
 _WITHIN_S = 3600.0
 _PACK_S = 600.0
 
@@ -60,7 +61,7 @@ _STEPS = {
 
 def recipe_text() -> str:
     """Returns all that the tree is made by, for the key of the cache."""
-    return "\n".join((*PACKAGES, *_LEFT_OUT, _FINISH.read_text(encoding="utf-8")))
+    return "\n".join((*PACKAGES, *_LEFT_OUT, *(path.read_text(encoding="utf-8") for path in (_FINISH, _WHEELS))))
 
 
 def make_tree(root: Path, work: Path, apt: Apt, epoch: int, report: Report) -> tuple[str, ...]:

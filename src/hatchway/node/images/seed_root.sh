@@ -24,6 +24,8 @@ printf 'user ALL=(ALL:ALL) NOPASSWD:ALL\n' > "$root/etc/sudoers.d/user"
 chmod 0440 "$root/etc/sudoers.d/user"
 ln -s /usr/bin/python3 "$root/usr/local/bin/python"
 
+chroot "$root" python3 -I - < "$(dirname "$0")/seed_wheels.py"
+
 # A sandbox is one user's and is thrown away: pip may install into it.
 printf '[global]\nbreak-system-packages = true\nroot-user-action = ignore\ndisable-pip-version-check = true\n' > "$root/etc/pip.conf"
 
