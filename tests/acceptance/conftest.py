@@ -71,13 +71,19 @@ class Service:
         assert done.returncode == 0, done.stderr
         return [sandbox for sandbox in json.loads(done.stdout) if sandbox["id"] not in self.before]
 
+    def up(self) -> "subprocess.CompletedProcess[bytes]":
+        """Starts the service on ports of its own, or again after it ended."""
+        ports = ("--api-port", "0", "--data-port", "0")
+        return self.run("up", "--data-dir", str(self.data_dir), "--detach", *ports, timeout=UP_WITHIN_S)
 
-def make_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service of its own in a fresh data folder; stopped when the generator goes on."""
-    service = Service(tmp_path_factory.mktemp("hatchway"))
-    ports = ("--api-port", "0", "--data-port", "0")
+
+def make_service(folders: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service in a new data folder, down again at the end. Templates are built once for all, in `HATCHWAY_TEST_CACHE`."""
+    service = Service(folders.mktemp("hatchway"))
+    cache = os.environ.get("HATCHWAY_TEST_CACHE", str(ROOT / "build" / "test-cache"))
+    service.environ.setdefault("HATCHWAY_IMAGES_DIR", str(Path(cache).absolute() / "images"))
     try:
-        up = service.run("up", "--data-dir", str(service.data_dir), "--detach", *ports, timeout=UP_WITHIN_S)
+        up = service.up()
         assert up.returncode == 0, up.stderr.decode()
         yield service
     finally:
@@ -87,11 +93,12 @@ def make_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The service of most tests."""
+    """The service that the tests of a worker share."""
     given = os.environ.get("HATCHWAY_TEST_DATA_DIR")
-    if given is None:
-        yield from make_service(tmp_path_factory)
-        return
-    service = Service(Path(given))
+    yield from [_as_it_is(Path(given))] if given else make_service(tmp_path_factory)
+
+
+def _as_it_is(data_dir: Path) -> Service:
+    service = Service(data_dir)
     service.before = frozenset(sandbox["id"] for sandbox in service.sandboxes())
-    yield service
+    return service
