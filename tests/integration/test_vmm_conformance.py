@@ -394,7 +394,7 @@ async def test_a_kernel_that_is_none_is_the_vmms_own_error(stand: Stand, tmp_pat
 
 
 async def test_a_cancelled_start_leaves_nothing(stand: Stand, baked: Baked) -> None:
-    for delay in (0.0, 0.01, 0.03, 0.06):
+    for delay in (0.0, 0.003, 0.01, 0.02, 0.03, 0.06, 0.1):
         task = asyncio.ensure_future(stand.driver.restore(baked, stand.spec()))
         done, _ = await asyncio.wait([task], timeout=delay)
         if done:

@@ -295,9 +295,21 @@ class QemuDriver:
         )
         root_fd = root.open()
         try:
-            await self._launcher.start_vm(request, [root_fd, *fds.numbers])
+            await self._asked_to_start(request, [root_fd, *fds.numbers])
         finally:
             os.close(root_fd)
+
+    async def _asked_to_start(self, request: StartVm, fds: list[int]) -> None:
+        """A request that was sent is carried out also when nobody waits for it any more: its VM is then ended."""
+        asked = asyncio.ensure_future(self._launcher.start_vm(request, fds))
+        try:
+            await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            with contextlib.suppress(VmmError):
+                await asked
+                await self._launcher.kill_vm(request.sandbox_id)
+                await self._launcher.forget_vm(request.sandbox_id)
+            raise
 
     def _add_disks(self, fds: "_Descriptors", spec: VmSpec, disk: disks.Disk) -> None:
         fds.add(qemu_args.BASE_FD, os.open(spec.boot.base, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
