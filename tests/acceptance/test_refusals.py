@@ -53,7 +53,7 @@ def create(http: httpx.Client, **body: Any) -> httpx.Response:
 
 
 def test_an_unknown_template(http: httpx.Client) -> None:
-    body = problem(create(http, template="nothing:here"), 404, "unknown_template")
+    body = problem(create(http, template="nothing:here"), 422, "unknown_template")
     assert "seed:latest" in body["remedy"]
 
 
@@ -101,7 +101,7 @@ def test_an_oversized_body(http: httpx.Client) -> None:
     ],
 )
 def test_a_command_folder_or_user_that_does_not_exist(sandbox: Sandbox, what: dict[str, Any], words: str) -> None:
-    events = list(sandbox.start(**what))
+    events = list(sandbox.start(what.pop("argv"), **what))
     exits = [event for event in events if isinstance(event, Exit)]
     assert [event.reason for event in exits] == ["spawn_failed"]
     assert words in exits[0].message
@@ -199,10 +199,10 @@ def test_no_vmm(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_full_disk(service: Service, tmp_path: Path) -> None:
-    """The node's folder lies on a file system of 300 MiB, in a mount namespace of the service's own."""
+    """The node's folder lies on a file system of 520 MiB, in a mount namespace of the service's own."""
     node = tmp_path / "data" / "node"
     node.mkdir(parents=True)
-    mount = f"mount -t tmpfs -o size=300m,mode=0700,uid=1899999999 tmpfs {node}"
+    mount = f"mount -t tmpfs -o size=520m,mode=0700,uid=1899999999 tmpfs {node}"
     start = " ".join(
         [*HATCHWAY, "up", "--no-bake", "--data-dir", str(node.parent), "--api-port", "0", "--data-port", "0"]
     )
@@ -221,7 +221,7 @@ def test_a_full_disk(service: Service, tmp_path: Path) -> None:
             time.sleep(0.05)
         url, key = json.loads(endpoint.read_text())["api"], (node.parent / "dev.key").read_text().strip()
         headers = {"Authorization": f"Bearer {key}", "Prefer": "wait=60"}
-        response = httpx.post(f"{url}/v1/sandboxes", json={"template": "seed:latest"}, headers=headers, timeout=90)
+        response = httpx.post(f"{url}/v1/sandboxes", json={"template": "seed:latest", "disk_mib": 512}, headers=headers, timeout=90)
         operation = response.json()["operation"]
         assert operation["status"] == "failed"
         assert operation["error"]["code"] == "host_disk_full"

@@ -41,6 +41,8 @@ class ControlConfig:
     """The control plane's own folder: `hatchway.db` and `dev.key` lie there."""
     node_socket: Path | None = None
     """Socket of the node on this host."""
+    node_uid: int | None = None
+    """The user that it runs as; None: our own."""
     more_nodes: tuple[NodeAddress, ...] = ()
     host: str = "127.0.0.1"
     port: int = 7070
@@ -71,5 +73,5 @@ class ControlConfig:
     @property
     def nodes(self) -> tuple[NodeAddress, ...]:
         """Every node to connect to, the local one first."""
-        local = () if self.node_socket is None else (UnixNode(path=self.node_socket),)
+        local = () if self.node_socket is None else (UnixNode(path=self.node_socket, uid=self.node_uid),)
         return (*local, *self.more_nodes)

@@ -13,6 +13,7 @@ import ssl
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -189,7 +190,7 @@ class Nodes:
     async def _open(self, address: NodeAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(CONNECT_WITHIN_S):
             if isinstance(address, UnixNode):
-                reader, writer = await asyncio.open_unix_connection(address.path)
+                reader, writer = await _open_unix(address.path)
                 try:
                     _check_peer(writer, address.uid)
                 except BaseException:
@@ -213,10 +214,20 @@ def client_tls(certificate: os.PathLike[str], key: os.PathLike[str], ca: os.Path
     return context
 
 
+async def _open_unix(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects by way of the folder's descriptor: the path may be longer than a socket address."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+
+
 def _check_peer(writer: asyncio.StreamWriter, uid: int | None) -> None:
     sock = writer.get_extra_info("socket")
     _pid, peer, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    admitted = {os.geteuid(), 0} if uid is None else {uid}
+    # Root, too: the supervisor binds the socket, and is its peer until the node listens on it.
+    admitted = {0, os.geteuid() if uid is None else uid}
     if peer not in admitted:
         raise Unavailable(
             "node_is_someone_else",

@@ -1,6 +1,7 @@
 """/v1/sandboxes: create, look, change, and the lifecycle verbs."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from hatchway.control import idempotency, requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
+from hatchway.control.nodes import NodeLink
 from hatchway.domain import shapes
 from hatchway.domain.errors import Gone, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import State, Verb
@@ -91,6 +93,18 @@ def check_metadata(metadata: dict[str, str]) -> None:
             )
 
 
+def _check_size(body: CreateSandbox, candidates: Sequence[NodeLink]) -> None:
+    """Raises `invalid_field` for a size that no node could ever hold."""
+    infos = [link.info for link in candidates if link.info is not None]
+    for field, wanted, most in (
+        ("vcpus", body.vcpus, [info.cpus for info in infos]),
+        ("memory_mib", body.memory_mib, [info.memory_mib for info in infos]),
+        ("disk_mib", body.disk_mib, [info.disk_mib for info in infos]),
+    ):
+        if most and wanted > max(most):
+            raise requests.invalid_field(field, "no node here is that large.", {"type": "integer", "maximum": max(most)})
+
+
 async def create(call: Call[CreateSandbox]) -> Response:
     """Accepts a new sandbox."""
     body = call.body
@@ -99,6 +113,7 @@ async def create(call: Call[CreateSandbox]) -> Response:
     plane = call.plane
     await plane.nodes.wait(None, within=NODE_WAIT_S)
     candidates = plane.nodes.ready()
+    _check_size(body, candidates)
     link = plane.place(body.require_isolation, candidates)
     if link is None or link.node_id is None:
         raise Unprocessable(
@@ -116,9 +131,7 @@ async def create(call: Call[CreateSandbox]) -> Response:
             within=RESOLVE_WITHIN_S,
         )
     except NotFound as error:
-        raise Unprocessable(
-            "unknown_template", error.cause, "GET /v1/templates lists those that there are.", field="template"
-        ) from None
+        raise Unprocessable("unknown_template", error.cause, error.remedy, field="template") from None
     except TimeoutError:
         raise Unavailable(
             "node_timeout", "The node did not answer in time.", "Try again when it is less busy."

@@ -103,7 +103,7 @@ class NodeService:
             vmm=f"{driver.name} {driver.version}",
             cpus=capacity.max_vcpus(),
             memory_mib=capacity.total_memory_mib(),
-            disk_mib=shutil.disk_usage(self._context.root).free // 2**20,
+            disk_mib=shutil.disk_usage(self._context.root).total // 2**20,
             warnings=tuple(f"VM {name} runs here without a record; it is left alone" for name in quarantined),
         )
 

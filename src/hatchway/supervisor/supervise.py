@@ -179,7 +179,7 @@ class Supervisor:
             settings.log / "node.log",
             body=body,
             sockets=(sock, data),
-            needs=(settings.data_dir, settings.images, libexec("hatchway-ram.so").parent),
+            needs=(settings.node, settings.run, settings.images, libexec("hatchway-ram.so").parent),
         )
 
     def _control_role(self, api: socket.socket) -> Role:
@@ -188,10 +188,16 @@ class Supervisor:
         def body(ready: Callable[[], None]) -> None:
             from hatchway.control.main import ControlConfig, run
 
-            run(ControlConfig(folder=settings.control, node_socket=settings.run / "node.sock"), api=api, ready=ready)
+            config = ControlConfig(folder=settings.control, node_socket=settings.run / "node.sock", node_uid=ids.node)
+            run(config, api=api, ready=ready)
 
         return Role(
-            "control", ids.control, settings.log / "control.log", body=body, sockets=(api,), needs=(settings.data_dir,)
+            "control",
+            ids.control,
+            settings.log / "control.log",
+            body=body,
+            sockets=(api,),
+            needs=(settings.control, settings.run),
         )
 
     def _publish_endpoint(self, api: socket.socket, data: socket.socket) -> None:

@@ -34,7 +34,7 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     cpus: int
     memory_mib: int
     disk_mib: int
-    """Free space of the data folder."""
+    """Size of the data folder's file system: a larger sandbox disk can never be held."""
     warnings: tuple[str, ...] = ()
 
 

@@ -99,7 +99,7 @@ class Baker:
         `VmmMissing`, `LaunchRefused`, `LauncherUnavailable`.
         """
         disk = _disk_step(shape)
-        key = f"{self._driver.baked_key(release.digest, shape)}-d{disk}"
+        key = f"{self._driver.baked_key(release.digest, shape)}-d{disk}" + ("" if self._network else "-no-network")
         known = self._known.get(key)
         if known is not None and known.memory.exists():
             self._bakes.touch(key)
