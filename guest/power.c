@@ -17,6 +17,7 @@
 #include "channel.h"
 #include "loop.h"
 #include "proc.h"
+#include "setup.h"
 #include "tree.h"
 
 /* How long processes may take after SIGTERM, and the answer may take to get out. */
@@ -104,6 +105,7 @@ _Noreturn void power_finish(void)
     say("flushing the disk");
     if (agent.upper_fd >= 0)
         ioctl(agent.upper_fd, HW_FITHAW, 0); /* a frozen one would never be flushed; it is an error on any other */
+    setup_keep();
     if (agent.mount_ns_fd >= 0)
         close(agent.mount_ns_fd); /* the last one in the processes' namespace: its mounts go */
     sync();

@@ -13,6 +13,7 @@
 #include "agent.h"
 #include "init.h"
 #include "power.h"
+#include "setup.h"
 
 #define ROOT "/hw/root"
 
@@ -131,6 +132,7 @@ void init_root(void)
     chmod(ROOT "/run/lock", 01777);
     lay_out_dev();
     put_resolver();
+    setup_lay_out();
     make_namespace();
     say("root: ready");
 }

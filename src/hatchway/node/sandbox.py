@@ -22,8 +22,9 @@ from hatchway.domain.lifecycle import Cause, State, Verb, admits, verbs_from
 from hatchway.node import record as records
 from hatchway.node.context import Context
 from hatchway.node.faults import explained
-from hatchway.node.guest.link import Setup, connect
+from hatchway.node.guest.link import Link, Setup, connect
 from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost
+from hatchway.node.images.store import Release
 from hatchway.node.record import Record
 from hatchway.node.vmm.seam import SnapshotMismatch, Vm, VmInfo, VmmDied, VmmError, VmSpec
 from hatchway.wire.node import Observed, SandboxSpec
@@ -69,6 +70,38 @@ def new_record(spec: SandboxSpec, host_boot_id: str) -> Record:
     )
 
 
+class _Greeting:
+    """The first words to a sandbox's agent: said as soon as its socket is there, so that they wait for the machine and not it for them."""
+
+    def __init__(self, setup: Setup, *, fresh: bool, within: float) -> None:
+        self._setup = setup
+        self._fresh = fresh
+        self._within = within
+        self._task: asyncio.Task[Link] | None = None
+
+    def begin(self, vm: Vm) -> None:
+        """Connects, greets and gives the guest its set-up."""
+        self._task = asyncio.get_running_loop().create_task(
+            connect(vm.agent_socket, fresh=self._fresh, vm_ended=vm.ended, setup=self._setup, within=self._within)
+        )
+
+    async def answered(self) -> GuestLink:
+        """Waits for the answer. Raises what `connect` raises."""
+        assert self._task is not None
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            await self.give_up()
+            raise
+
+    async def give_up(self) -> None:
+        """Leaves no connection behind where the machine did not come to be."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, LinkLost, GuestError, OSError):
+                await (await self._task).close()
+
+
 class Sandbox:
     """One sandbox; see the module."""
 
@@ -82,6 +115,7 @@ class Sandbox:
         self._task: asyncio.Task[Observed] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._phases: dict[str, float] = {}
+        self._known_release: Release | None = None
         self._sequence = context.events.next_sequence()
 
     # -- what it is
@@ -216,25 +250,29 @@ class Sandbox:
     async def _create(self) -> None:
         phases = Phases()
         try:
-            release = self._context.images.resolve_digest(self.record.template_digest)
-            baked = await self._context.baker.baked(release, self.record.shape, self._progress)
+            baked = await self._context.baker.baked(self._release(), self.record.shape, self._progress)
             phases.done("bake")
             self._save_in_hand("creating")
             phases.done("record")
+            greeting = _Greeting(self._setup(), fresh=True, within=RESTORE_WITHIN_S)
             try:
-                vm = await self._context.driver.restore(baked, self._spec())
+                vm = await self._context.driver.restore(baked, self._spec(), greeting.begin)
             except SnapshotMismatch as error:
+                await greeting.give_up()
                 log.warning("%s: %s; booting cold instead", self.record.sandbox_id, error)
                 self._context.baker.discard(baked)
                 await self._context.launcher.kill_vm(self.record.sandbox_id)
                 await self._context.launcher.forget_vm(self.record.sandbox_id)
                 vm = await self._context.driver.start(self._spec())
                 self._take(vm)
-                await self._bring_up(vm, phases, fresh=False, within=BOOT_WITHIN_S)
+                await self._bring_up(vm, phases, grow_from=0)
+            except BaseException:
+                await greeting.give_up()
+                raise
             else:
                 self._take(vm)
                 phases.done("restore")
-                await self._bring_up(vm, phases, fresh=True, within=RESTORE_WITHIN_S, grow_from=baked.shape.disk_mib)
+                await self._bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
         except BaseException as error:
             await self._clear_vm()
             if not isinstance(error, asyncio.CancelledError):
@@ -252,7 +290,7 @@ class Sandbox:
             vm = await self._context.driver.start(self._spec())
             self._take(vm)
             phases.done("start")
-            await self._bring_up(vm, phases, fresh=False, within=BOOT_WITHIN_S, grow_from=0)
+            await self._bring_up(vm, phases, grow_from=0)
         except BaseException as error:
             await self._clear_vm()
             if isinstance(error, asyncio.CancelledError):
@@ -262,22 +300,18 @@ class Sandbox:
             raise
         self._phases = phases.ms
 
-    async def _bring_up(
-        self, vm: Vm, phases: Phases, *, fresh: bool, within: float, grow_from: int | None = None
-    ) -> None:
-        """From a machine that runs to a sandbox that is ready; only then the record says `running`."""
+    async def _bring_up(self, vm: Vm, phases: Phases, greeting: "_Greeting | None" = None, *, grow_from: int) -> None:
+        """From a machine that runs to a sandbox that is ready; only then the record says `running`.
+
+        `grow_from` is the size in MiB of the file system that the guest began with, 0 where it is not known.
+        """
         record = self.record
-        setup = Setup(
-            entropy=os.urandom(256),
-            hostname=record.hostname,
-            machine_id=record.machine_id,
-            env=record.env,
-            time_ns=time.time_ns(),
-        )
-        link = await connect(vm.agent_socket, fresh=fresh, vm_ended=vm.ended, setup=setup, within=within)
-        self.link = link
+        if greeting is None:
+            greeting = _Greeting(self._setup(), fresh=False, within=BOOT_WITHIN_S)
+            greeting.begin(vm)
+        link = self.link = await greeting.answered()
         phases.done("agent")
-        if grow_from is not None and record.shape.disk_mib > grow_from:
+        if record.shape.disk_mib > grow_from:
             async with asyncio.timeout(RESIZE_WITHIN_S):
                 if grow_from:
                     await vm.resize_disk(record.shape.disk_mib)
@@ -376,13 +410,28 @@ class Sandbox:
                 state=str(state),
             )
 
+    def _setup(self) -> Setup:
+        record = self.record
+        return Setup(
+            entropy=os.urandom(256),
+            hostname=record.hostname,
+            machine_id=record.machine_id,
+            env=record.env,
+            time_ns=time.time_ns(),
+        )
+
+    def _release(self) -> Release:
+        """The release that the sandbox is made of; it never changes, and is looked up once."""
+        if self._known_release is None:
+            self._known_release = self._context.images.resolve_digest(self.record.template_digest)
+        return self._known_release
+
     def _spec(self) -> VmSpec:
-        release = self._context.images.resolve_digest(self.record.template_digest)
         return VmSpec(
             sandbox_id=self.record.sandbox_id,
             generation=self.record.generation,
             shape=self.record.shape,
-            boot=release.boot_files(),
+            boot=self._release().boot_files(),
             folder=self.folder,
         )
 

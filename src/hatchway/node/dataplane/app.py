@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hatchway.domain.errors import Exhausted, HatchwayError, Internal, InvalidRequest, NotFound
+from hatchway.domain.errors import Exhausted, HatchwayError, Internal, MethodNotAllowed, NotFound
 from hatchway.node.dataplane.attach import Attach
 from hatchway.node.dataplane.control import Resize, Signal
 from hatchway.node.dataplane.limits import PlaneLimits
@@ -106,9 +106,12 @@ def _refusal(error: HatchwayError | HTTPException, scope: Scope) -> Response:
         return problem(
             NotFound("unknown_path", f"There is nothing at {scope['path'][:200]}.", "See the API's description.")
         )
-    answer = problem(
-        InvalidRequest("wrong_method", f"{scope['method']} is not for this path.", "See the API's description."),
-        status=error.status_code,
+    allowed = (error.headers or {}).get("Allow", "")
+    return problem(
+        MethodNotAllowed(
+            "method_not_allowed",
+            f"{scope['method']} is not possible here.",
+            f"Possible are: {allowed}.",
+            allow=allowed.split(", "),
+        )
     )
-    answer.headers.update(error.headers or {})
-    return answer

@@ -13,7 +13,7 @@ from hatchway.node.dataplane.plane import Plane
 from hatchway.node.sessions.session import Session
 
 Cells = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
-B = TypeVar("B")
+B = TypeVar("B", bound=msgspec.Struct)
 
 
 class SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

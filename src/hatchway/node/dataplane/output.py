@@ -3,7 +3,8 @@
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from hatchway.domain.errors import Gone, InvalidRequest
+from hatchway.domain.checking import invalid_field
+from hatchway.domain.errors import Gone
 from hatchway.node.dataplane import requests
 from hatchway.node.dataplane.plane import Plane
 from hatchway.node.sessions.follower import Follower
@@ -11,6 +12,7 @@ from hatchway.node.sessions.session import Session
 from hatchway.node.sessions.spool import STDERR, STDOUT, Gap
 
 _STREAMS = {"stdout": STDOUT, "stderr": STDERR}
+_GAPS = ("fail", "skip")
 
 
 class Output:
@@ -31,10 +33,10 @@ class Output:
         request = Request(scope)
         name = request.query_params.get("stream", "stdout")
         gaps = request.query_params.get("gaps", "fail")
-        if name not in _STREAMS or gaps not in ("fail", "skip"):
-            raise InvalidRequest(
-                "invalid_parameter", "`stream` is stdout or stderr, `gaps` is fail or skip.", "Correct it."
-            )
+        if name not in _STREAMS:
+            raise invalid_field("stream", f"it is {name[:40]!r}.", list(_STREAMS))
+        if gaps not in _GAPS:
+            raise invalid_field("gaps", f"it is {gaps[:40]!r}.", list(_GAPS))
         follow = requests.flag(request, "follow", default=True)
         fd = _STREAMS[name]
         at = {STDOUT: 0, STDERR: 0, fd: requests.offset(request, "from") or 0}

@@ -8,13 +8,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
-from hatchway.domain.errors import Gone, InvalidRequest, NotFound, TooLarge
+from hatchway.domain import checking
+from hatchway.domain.errors import Gone, NotFound
 from hatchway.node.dataplane.tokens import TokenChecker, may_use_sandbox, may_use_session
 from hatchway.node.sessions.session import Session
 from hatchway.node.sessions.sessions import Sessions
 from hatchway.wire.tokens import Claims
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ClientGone(Exception):
@@ -46,7 +47,7 @@ def session_of(scope: Scope, tokens: TokenChecker, sessions: Sessions) -> tuple[
 
 
 async def read_json(scope: Scope, receive: Receive, kind: type[T], limit: int) -> T | None:
-    """Reads a JSON body as `kind`; None when there is no body. Raises `TooLarge`, `InvalidRequest`, `ClientGone`."""
+    """Reads a JSON body as `kind`; None when there is no body. Raises what `checking.decode` does, `TooLarge`, and `ClientGone`."""
     announced = Request(scope).headers.get("content-length", "")
     body = bytearray()
     too_large = announced.isdecimal() and int(announced) > limit
@@ -59,36 +60,29 @@ async def read_json(scope: Scope, receive: Receive, kind: type[T], limit: int) -
             too_large = True
             break
     if too_large:
-        raise TooLarge("body_too_large", f"The body may have {limit} octets.", "Send less.")
+        raise checking.too_large(limit)
     if not body.strip():
         return None
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest("invalid_body", str(error), "Correct the field that is named.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest("invalid_json", f"The body is not JSON: {error}", "Send a JSON object.") from None
+    return checking.decode(bytes(body), kind)
 
 
 def flag(request: Request, name: str, *, default: bool = False) -> bool:
-    """Reads a query parameter that is 0 or 1. Raises `InvalidRequest`."""
+    """Reads a query parameter that is 0 or 1. Raises `invalid_field`."""
     value = request.query_params.get(name)
     if value is None:
         return default
     if value not in ("0", "1"):
-        raise InvalidRequest("invalid_parameter", f"`{name}` is 0 or 1, not {value[:40]!r}.", "Correct it.")
+        raise checking.invalid_field(name, f"it is {value[:40]!r}.", ("0", "1"))
     return value == "1"
 
 
 def offset(request: Request, name: str) -> int | None:
-    """Reads a query parameter that is an offset. Raises `InvalidRequest`."""
+    """Reads a query parameter that is an offset in octets. Raises `invalid_field`."""
     value = request.query_params.get(name)
     if value is None:
         return None
     if not (value.isascii() and value.isdecimal() and len(value) <= 19):
-        raise InvalidRequest(
-            "invalid_parameter", f"`{name}` is a count of octets from 0, not {value[:40]!r}.", "Correct it."
-        )
+        raise checking.invalid_field(name, f"it is {value[:40]!r}.", {"type": "integer", "minimum": 0})
     return int(value)
 
 

@@ -95,7 +95,7 @@ class Baker:
         Its disk is as large as the sandbox's or smaller (`Baked.shape`): sandboxes of all sizes between two steps share one, and grow.
 
         `progress` hears the phases (`waiting boot first_job save`). A caller that is cancelled leaves the bake running for
-        others. Raises `HostExhausted("disk_full")`, `Internal("bake_failed")` with the end of the guest's console, and the driver's
+        others. Raises `HostExhausted("host_disk_full")`, `Internal("bake_failed")` with the end of the guest's console, and the driver's
         `VmmMissing`, `LaunchRefused`, `LauncherUnavailable`.
         """
         disk = _disk_step(shape)
@@ -163,7 +163,7 @@ class Baker:
         except OSError as error:
             if disk_is_full(error):
                 raise HostExhausted(
-                    "disk_full",
+                    "host_disk_full",
                     f"The disk became full while a snapshot was baked: {error}.",
                     "Free disk space, then try again.",
                 ) from error

@@ -153,7 +153,7 @@ class Bakes:
     def make_room(self, needed: int, in_use: Collection[str] = ()) -> None:
         """Removes the least recently used bakes until `needed` octets fit the budget and the disk.
 
-        Those in `in_use` and those used a moment ago stay. Raises `HostExhausted("disk_full")` when it cannot be.
+        Those in `in_use` and those used a moment ago stay. Raises `HostExhausted("host_disk_full")` when it cannot be.
         """
         now = time.monotonic()
         present = sorted((path for path in self.folder.iterdir() if _KEY.fullmatch(path.name)), key=_last_use)
@@ -171,7 +171,7 @@ class Bakes:
         if not self._fits(total, needed):
             free = shutil.disk_usage(self.folder).free
             raise HostExhausted(
-                "disk_full",
+                "host_disk_full",
                 f"A baked snapshot needs {needed >> 20} MiB: {free >> 20} MiB of disk are free ({SPARE >> 20} MiB stay so), "
                 f"and {total >> 20} of {self._budget >> 20} MiB for baked snapshots are in use.",
                 "Free disk space, delete sandboxes, or use fewer different shapes.",

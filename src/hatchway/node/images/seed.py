@@ -46,7 +46,7 @@ def build_seed(
     a waiter gives up after `wait_s` seconds.
 
     Raises `Unavailable` (`needs_root`, `missing_tools`, `unsupported_host`, `no_package_sources`, `tool_failed`,
-    `build_busy`, `unsafe_folder`, `no_agent`, …) and `HostExhausted("disk_full")`.
+    `build_busy`, `unsafe_folder`, `no_agent`, …) and `HostExhausted("host_disk_full")`.
     """
     try:
         data = agent.read_bytes()
@@ -255,7 +255,7 @@ def _own_folder(folder: Path) -> None:
 def _disk_full(folder: Path) -> HostExhausted:
     free = shutil.disk_usage(folder).free >> 20
     return HostExhausted(
-        "disk_full",
+        "host_disk_full",
         f"The disk of {folder} has {free} MiB free; building a template needs {_FREE_BYTES >> 20} MiB.",
         "Free some space, or use another data folder.",
     )

@@ -352,7 +352,7 @@ class Session:
         if not self.save():
             record.state, record.agent_open = "created", False
             raise HostExhausted(
-                "disk_full", "The session cannot be recorded: the host's disk is full.", "Free disk space."
+                "host_disk_full", "The session cannot be recorded: the host's disk is full.", "Free disk space."
             )
         self._link = link
         try:

@@ -104,7 +104,9 @@ class Sessions:
             records.create(folder, record)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise HostExhausted("disk_full", f"The session cannot be recorded: {error}", "Free disk space.") from error
+            raise HostExhausted(
+                "host_disk_full", f"The session cannot be recorded: {error}", "Free disk space."
+            ) from error
         session = Session(folder, record, Spool(folder, self._limits.spool), self._around)
         self._add(session)
         return session.status()

@@ -84,10 +84,29 @@ def load(folder: Path) -> Disk | None:
     return Disk(folder, layers)
 
 
+def own(source: Path, folder: Path) -> Path:
+    """Returns a copy of a template's file below `folder` that belongs to us, made once.
+
+    A file of another owner cannot be given a second name where the kernel protects hard links; ours can, by every sandbox. Raises `OSError`.
+    """
+    found = source.stat()
+    copy = folder / f"{found.st_dev:x}-{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}.raw"
+    if copy.exists() or found.st_uid == os.geteuid():
+        return copy if copy.exists() else source
+    folder.mkdir(exist_ok=True, mode=0o700)
+    temporary = copy.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
+    copy_sparse(source, temporary)
+    os.rename(temporary, copy)
+    sync_folder(folder)
+    return copy
+
+
 def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
     """Returns the disk of `folder`; makes it, `size` octets large, over `lowest` (raw) and `above` (qcow2) when there is none.
 
-    A crash in the middle leaves no record, and the next call starts afresh. Raises `OSError` (ENOSPC), `VmmError`.
+    A crash in the middle leaves no record, and the next call starts afresh. It is not durable until `make_durable`. Raises `OSError`
+    (ENOSPC), `VmmError`.
     """
     disk = load(folder)
     if disk is not None:
@@ -103,8 +122,19 @@ def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
     below = layers[-1]
     qcow2.create(folder / TOP, size, below.name, below.format)
     layers.append(LayerFile(TOP, "qcow2"))
-    write_durably(folder / RECORD, msgspec.json.encode(layers))
+    replace(folder / RECORD, msgspec.json.encode(layers))
     return Disk(folder, tuple(layers))
+
+
+def make_durable(disk: Disk) -> None:
+    """Flushes a disk that `prepare` made; it may run beside the start of the VMM. Raises `OSError` (ENOSPC)."""
+    for path in (disk.top, disk.folder / RECORD):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    sync_folder(disk.folder)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -148,15 +178,21 @@ def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
 
 def write_durably(path: Path, octets: bytes) -> None:
     """Writes a small file (0600) under a temporary name, fsyncs, renames, fsyncs the folder. Raises `OSError`."""
+    replace(path, octets, durable=True)
+    sync_folder(path.parent)
+
+
+def replace(path: Path, octets: bytes, *, durable: bool = False) -> None:
+    """Writes a small file (0600) under a temporary name and renames it. Raises `OSError`."""
     temporary = path.with_name(f".{path.name}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, octets)
-        os.fsync(fd)
+        if durable:
+            os.fsync(fd)
     finally:
         os.close(fd)
     os.rename(temporary, path)
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -90,7 +90,7 @@ def virtual_size(fd: int) -> int:
 
 
 def create(path: Path, size: int, backing_name: str = "", backing_format: str = "") -> None:
-    """Makes an image file (mode 0600), durably: a temporary name, fsync, rename, fsync of the folder.
+    """Makes an image file (mode 0600) under a temporary name, and renames it. Not durable: the caller flushes it.
 
     Sparse where the image is zero. Does nothing when `path` exists. Raises `OSError` (ENOSPC), `ValueError`.
     """
@@ -106,15 +106,9 @@ def create(path: Path, size: int, backing_name: str = "", backing_format: str = 
                 piece = octets[offset : offset + CLUSTER].rstrip(b"\0")
                 if piece:
                     os.pwrite(fd, piece, offset)
-            os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from hatchway.domain.shapes import MAX_MEMORY_MIB, Shape
@@ -117,7 +118,7 @@ class QemuDriver:
             return running
         size = spec.shape.disk_mib * 2**20
         with _Descriptors() as fds:
-            disk = await asyncio.to_thread(disks.prepare, spec.folder, spec.boot.upper, None, size)
+            disk = await asyncio.to_thread(self._prepare_start, spec)
             root = await asyncio.to_thread(self._boot_root, spec.boot.kernel, spec.boot.initrd)
             memory = None
             if bakeable:
@@ -148,16 +149,14 @@ class QemuDriver:
             await vm.running(*([command("block_resize", node_name=qemu_args.TOP_NODE, size=size)] if grow else []))
         return vm
 
-    async def restore(self, baked: Baked, spec: VmSpec) -> Vm:
+    async def restore(self, baked: Baked, spec: VmSpec, launched: Callable[[Vm], None] | None = None) -> Vm:
         """See `seam.Driver.restore`. The guest learns of a disk larger than the baked one by `Vm.resize_disk`."""
         if (running := await self._running_already(spec)) is not None:
             return running
         if (spec.shape.vcpus, spec.shape.memory_mib) != (baked.shape.vcpus, baked.shape.memory_mib):
             raise SnapshotMismatch(f"The snapshot {baked.key} has another shape than the sandbox.")
-        await asyncio.to_thread(manifest.verify, baked, self._manifest(spec.shape, spec.network))
-        size = spec.shape.disk_mib * 2**20
         with _Descriptors() as fds:
-            disk = await asyncio.to_thread(_prepare_restore, spec, baked, size)
+            disk = await asyncio.to_thread(self._prepare_restore, spec, baked)
             # Read-only: no VM can change the memory that its neighbours are made from.
             fds.add(qemu_args.MEMORY_FD, os.open(baked.memory, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
             fds.add(qemu_args.STATE_FD, os.open(baked.state, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
@@ -170,10 +169,19 @@ class QemuDriver:
                 network=spec.network,
                 incoming=True,
             )
-            await self._launch(spec, self._root, parts, fds)
+            # The disk is flushed while the VMM starts, which takes longer.
+            flushed = asyncio.ensure_future(asyncio.to_thread(disks.make_durable, disk))
+            try:
+                await self._launch(spec, self._root, parts, fds)
+            except BaseException:
+                flushed.cancel()
+                raise
         vm = self._vm(spec)
         async with _undone_on_failure(vm, self._launcher):
+            if launched is not None:
+                launched(vm)
             await self._loaded(vm, f"snapshot {baked.key}")
+            await flushed
         return vm
 
     async def adopt(self, spec: VmSpec) -> Vm:
@@ -238,6 +246,19 @@ class QemuDriver:
         return vm
 
     # -- parts
+
+    def _prepare_start(self, spec: VmSpec) -> disks.Disk:
+        lowest = disks.own(spec.boot.upper, self._folder / "disks")
+        disk = disks.prepare(spec.folder, lowest, None, spec.shape.disk_mib * 2**20)
+        disks.make_durable(disk)
+        return disk
+
+    def _prepare_restore(self, spec: VmSpec, baked: Baked) -> disks.Disk:
+        manifest.verify(baked, self._manifest(spec.shape, spec.network))
+        lowest = disks.own(spec.boot.upper, self._folder / "disks")
+        disk = disks.prepare(spec.folder, lowest, baked.upper, spec.shape.disk_mib * 2**20)
+        captures.keep_base(spec.folder, baked.memory)
+        return disk
 
     def _vm(self, spec: VmSpec, *, bake: Manifest | None = None, memory: Path | None = None) -> QemuVm:
         return QemuVm(
@@ -419,12 +440,6 @@ def _make_root(
         raise VmmMissing(f"The preload library {ram_library} is not built: run make, or install the package again.")
     files = tree.gather(installed.binary, firmware=installed.firmware, modules=installed.modules, preload=ram_library)
     return installed, tree.build(folder / "roots", files)
-
-
-def _prepare_restore(spec: VmSpec, baked: Baked, size: int) -> disks.Disk:
-    disk = disks.prepare(spec.folder, spec.boot.upper, baked.upper, size)
-    captures.keep_base(spec.folder, baked.memory)
-    return disk
 
 
 def _new_memory(path: Path, size: int) -> int:

@@ -7,6 +7,7 @@ within its bound, and `LauncherUnavailable` where the launcher is needed.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -197,10 +198,11 @@ class Driver(Protocol):
         Raises `VmmMissing`, `LaunchRefused`, `OSError` (ENOSPC while making the disk).
         """
 
-    async def restore(self, baked: Baked, spec: VmSpec) -> Vm:
+    async def restore(self, baked: Baked, spec: VmSpec, launched: Callable[[Vm], None] | None = None) -> Vm:
         """Makes the upper disk as a layer over the baked one and starts the machine where the baked one stood; vCPUs run on return,
         or begin to run in that moment.
 
+        `launched` is called as soon as the agent's socket is there, long before the machine runs: what is written to it waits.
         Raises `SnapshotMismatch`, `VmmMissing`, `LaunchRefused`, `OSError`.
         """
 
