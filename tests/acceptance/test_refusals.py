@@ -221,7 +221,9 @@ def test_a_full_disk(service: Service, tmp_path: Path) -> None:
             time.sleep(0.05)
         url, key = json.loads(endpoint.read_text())["api"], (node.parent / "dev.key").read_text().strip()
         headers = {"Authorization": f"Bearer {key}", "Prefer": "wait=60"}
-        response = httpx.post(f"{url}/v1/sandboxes", json={"template": "seed:latest", "disk_mib": 512}, headers=headers, timeout=90)
+        response = httpx.post(
+            f"{url}/v1/sandboxes", json={"template": "seed:latest", "disk_mib": 512}, headers=headers, timeout=90
+        )
         operation = response.json()["operation"]
         assert operation["status"] == "failed"
         assert operation["error"]["code"] == "host_disk_full"

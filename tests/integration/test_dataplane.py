@@ -410,7 +410,7 @@ async def test_raw_output(opened: Opener) -> None:
     beyond = await command.output(**{"from": len(whole) + 1})
     assert (beyond.status_code, beyond.json()["code"]) == (422, "offset_beyond_end")
     for bad in ({"from": "-1"}, {"from": "x"}, {"stream": "stdin"}, {"gaps": "no"}, {"follow": "2"}):
-        assert (await command.output(**bad)).status_code == 400
+        assert (await command.output(**bad)).status_code == 422
 
 
 async def test_raw_output_follows_or_stops_at_what_is_there(plane: Plane) -> None:
@@ -648,9 +648,9 @@ async def test_what_is_malformed_is_refused(opened: Opener) -> None:
 
     assert await attach(content=b"{") == (400, "invalid_json")
     assert await attach(content=b"\xff") == (400, "invalid_json")
-    assert await attach(json={"offset": {}}) == (400, "invalid_body")
-    assert await attach(json={"offsets": {"stdout": -1}}) == (400, "invalid_body")
-    assert await attach(json={"offsets": {"stdout": 2**70}}) == (400, "invalid_body")
+    assert await attach(json={"offset": {}}) == (422, "unknown_field")
+    assert await attach(json={"offsets": {"stdout": -1}}) == (422, "invalid_field")
+    assert await attach(json={"offsets": {"stdout": 2**70}}) == (422, "invalid_field")
     assert await attach(json={"offsets": {"stdout": 5}}) == (422, "offset_beyond_end")
     assert await attach(content=b" " * 2000) == (413, "body_too_large")
     assert await attach(headers={"last-event-id": "soon"}) == (400, "invalid_event_id")
@@ -663,7 +663,7 @@ async def test_what_is_malformed_is_refused(opened: Opener) -> None:
     answer = await plane.client.get(plane.url + "/v2")
     assert (answer.status_code, answer.json()["code"]) == (404, "unknown_path")
     answer = await plane.client.get(command.url("attach"))
-    assert (answer.status_code, answer.json()["code"]) == (405, "wrong_method")
+    assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
     assert (await plane.client.get(plane.url + "/healthz")).status_code == 200
 
 

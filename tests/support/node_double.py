@@ -132,7 +132,9 @@ class NodeDouble:
                 return wire.TemplateList(templates=(self._release(),))
             case "template.resolve":
                 if request.reference not in ("seed", "seed:latest", f"seed@{DIGEST}"):
-                    raise NotFound("unknown_template", f"There is no template {request.reference!r}.", "")
+                    raise NotFound(
+                        "unknown_template", f"There is no template {request.reference!r}.", "There is `seed:latest`."
+                    )
                 return self._release()
             case "sandbox.list":
                 return wire.SandboxList(sandboxes=tuple(self.boxes.values()), sequence=self.sequence)

@@ -17,7 +17,6 @@ from hatchway.control import (
     keys,
     openapi,
     operations,
-    problems,
     requests,
     sandboxes,
     sessions,
@@ -25,7 +24,9 @@ from hatchway.control import (
 )
 from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
 from hatchway.control.plane import Plane
-from hatchway.domain.errors import Exhausted, HatchwayError, Internal, NotFound, Unavailable
+from hatchway.domain import problems
+from hatchway.domain.checking import decode
+from hatchway.domain.errors import Exhausted, HatchwayError, Internal, MethodNotAllowed, NotFound, Unavailable
 from hatchway.storage.rows import KeyRow
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -96,7 +97,7 @@ class _Path:
         endpoint = self._methods.get(request.method)
         if endpoint is None:
             allowed = ", ".join(sorted(self._methods))
-            raise problems.MethodNotAllowed(
+            raise MethodNotAllowed(
                 "method_not_allowed",
                 f"{request.method} is not possible here.",
                 f"Possible are: {allowed}.",
@@ -113,14 +114,14 @@ class _Path:
                 limit=self._plane.config.max_requests,
             )
         if self._plane.ending.is_set():
-            raise Unavailable("ending", "The service is being stopped.", "Try again in a moment.")
+            raise Unavailable("closing", "The service is being stopped.", "Try again in a moment.")
         raw = await requests.read_body(request) if endpoint.body is not None else b""
         call: Call[Any] = Call(
             plane=self._plane,
             request=request,
             key=key,
             path=request.path_params,
-            body=requests.decode(raw, endpoint.body or NoBody),
+            body=decode(raw, endpoint.body or NoBody),
             query=requests.query(request, endpoint.query, prefixes=endpoint.query_prefixes),
             idempotency=idempotency.key_of(request, raw) if endpoint.idempotent else None,
         )
@@ -136,7 +137,7 @@ class _Document:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "GET":
             response = _refuse(
-                problems.MethodNotAllowed("method_not_allowed", "Only GET is possible here.", "Use GET.", allow=["GET"])
+                MethodNotAllowed("method_not_allowed", "Only GET is possible here.", "Use GET.", allow=["GET"])
             )
         else:
             if self._made is None:
@@ -153,16 +154,7 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _refuse(error: HatchwayError) -> Response:
-    headers: dict[str, str] = {}
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    if error.status == 405:
-        headers["allow"] = ", ".join(error.extra.get("allow", []))  # type: ignore[arg-type]  # it is our own list
-    if error.status == 413:
-        headers["connection"] = "close"
-    if error.status in (429, 503):
-        headers["retry-after"] = "1"
-    return problem(problems.render(error), error.status, headers)
+    return problem(msgspec.json.encode(problems.document(error)), error.status, problems.headers(error))
 
 
 def _unexpected(request: Request, error: Exception) -> HatchwayError:

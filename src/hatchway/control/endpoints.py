@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hatchway.control.plane import Plane
+from hatchway.domain.problems import MEDIA_TYPE
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import KeyRow
 
@@ -82,4 +83,4 @@ def answer(body: msgspec.Struct | None, status: int = 200, headers: Mapping[str,
 
 def problem(body: bytes, status: int, headers: Mapping[str, str] | None = None) -> Response:
     """A problem document."""
-    return Response(body, status, {**_HEADERS, **(headers or {})}, "application/problem+json")
+    return Response(body, status, {**_HEADERS, **(headers or {})}, MEDIA_TYPE)

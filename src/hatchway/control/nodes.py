@@ -27,12 +27,18 @@ T = TypeVar("T")
 
 RETRY_LOCAL_S = 0.1
 RETRY_REMOTE_S = 1.0
+RETRY_AT_MOST_S = 10.0
 CONNECT_WITHIN_S = 10.0
 GREET_WITHIN_S = 10.0
 LOST_CODES = frozenset({"peer_lost", "node_unreachable", "busy"})
 """Codes of errors after which a verb can be sent again: the node may have done it or not."""
 
 log = logging.getLogger(__name__)
+
+
+def node_timeout() -> Unavailable:
+    """The error of a request whose node did not answer in time."""
+    return Unavailable("node_timeout", "The node did not answer in time.", "Try again when it is less busy.")
 
 
 class NodeLink:
@@ -43,6 +49,8 @@ class NodeLink:
         self.info: NodeInfo | None = None
         self.lost_at: float | None = time.time()
         """Since when it is unreachable; None while it is connected."""
+        self.greeted_at: float | None = None
+        """When it last answered a greeting (monotonic)."""
         self._connection: Connection | None = None
 
     @property
@@ -134,17 +142,24 @@ class Nodes:
 
     async def _keep(self, link: NodeLink) -> None:
         pause = RETRY_LOCAL_S if isinstance(link.address, UnixNode) else RETRY_REMOTE_S
-        told = False
+        told, failures = False, 0
         while True:
+            began = time.monotonic()
             try:
                 reader, writer = await self._open(link.address)
                 await self._serve(link, reader, writer)
-                told = False
+                told, failures = False, 0
             except (OSError, ssl.SSLError, TimeoutError, HatchwayError) as error:
+                failures += 1
                 if not told:
                     log.warning("node %s: %s", link.address, error)
                     told = True
-            await asyncio.sleep(pause)
+            except Exception:  # a link that gave up would make its node unreachable for good
+                failures += 1
+                log.exception("node %s: the connection failed", link.address)
+            # A node that is away is picked up at once when it is back; one that is there and fails us is not asked ten times a second.
+            greeted = link.greeted_at is not None and link.greeted_at > began
+            await asyncio.sleep(min(pause * 2 ** min(failures, 10), RETRY_AT_MOST_S) if greeted else pause)
 
     async def _serve(self, link: NodeLink, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """From a fresh connection to its end."""
@@ -170,7 +185,7 @@ class Nodes:
                 )
             await connection.call("node.configure", await self._configure(), Empty, within=GREET_WITHIN_S)
             link.info, link.lost_at, link._connection = info, None, connection
-            greeted = True
+            greeted, link.greeted_at = True, time.monotonic()
             log.info("node %s connected: %s", info.node_id, link.address)
             async with self._changed:
                 self._changed.notify_all()

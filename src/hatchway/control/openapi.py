@@ -8,7 +8,8 @@ import msgspec
 
 from hatchway import __version__
 from hatchway.control.endpoints import Endpoint, NoBody
-from hatchway.control.problems import TITLES, Problem
+from hatchway.control.views import Problem
+from hatchway.domain.problems import MEDIA_TYPE, TITLES
 
 REF = "#/components/schemas/{name}"
 _NAME = re.compile(r"\{([a-z_]+)\}")
@@ -55,7 +56,7 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
             "responses": {
                 f"Problem{status}": {
                     "description": title,
-                    "content": {"application/problem+json": {"schema": {"$ref": REF.format(name="Problem")}}},
+                    "content": {MEDIA_TYPE: {"schema": {"$ref": REF.format(name="Problem")}}},
                 }
                 for status, title in TITLES.items()
             },

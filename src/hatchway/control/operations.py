@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from hatchway.control import requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
+from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import Verb
 from hatchway.storage import operations
@@ -32,7 +33,7 @@ async def list_(call: Call[NoBody]) -> Response:
     statuses = tuple(filter(None, (query.status or "").split(",")))
     for status in statuses:
         if status not in STATUSES:
-            raise requests.invalid_field("status", f"there is no status {status[:64]!r}.", list(STATUSES))
+            raise invalid_field("status", f"there is no status {status[:64]!r}.", list(STATUSES))
     # An operation that has begun may still be stored as pending: how far it is, is written now and then.
     stored = tuple({*statuses, *(("pending", "running") if {"pending", "running"} & set(statuses) else ())})
     rows = await call.plane.database.read(
@@ -44,9 +45,7 @@ async def list_(call: Call[NoBody]) -> Response:
         before=requests.decode_cursor(query.cursor),
         limit=query.limit + 1,
     )
-    more = len(rows) > query.limit
-    rows = rows[: query.limit]
-    cursor = requests.encode_cursor(rows[-1].created_at, rows[-1].id) if more else None
+    rows, cursor = requests.page(rows, query.limit)
     shown = tuple(show(call, row) for row in rows)
     if statuses:
         shown = tuple(one for one in shown if one.status in statuses)

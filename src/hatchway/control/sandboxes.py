@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from hatchway.control import idempotency, requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
-from hatchway.control.nodes import NodeLink
+from hatchway.control.nodes import NodeLink, node_timeout
 from hatchway.domain import shapes
-from hatchway.domain.errors import Gone, NotFound, Unavailable, Unprocessable
+from hatchway.domain.checking import invalid_field
+from hatchway.domain.errors import Gone, NotFound, Unprocessable
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.storage import operations, sandboxes, transitions
 from hatchway.storage.idempotency import Answered
@@ -69,28 +70,26 @@ def check_env(env: dict[str, str], field: str, *, entries: int = MAX_ENV, octets
     """Raises `invalid_field` for what the guest could not take as environment."""
     allowed = {"entries": entries, "octets": octets, "name": _ENV_NAME.pattern}
     if len(env) > entries:
-        raise requests.invalid_field(field, f"it has {len(env)} entries.", f"at most {entries} entries")
+        raise invalid_field(field, f"it has {len(env)} entries.", f"at most {entries} entries")
     for name, value in env.items():
         if not _ENV_NAME.fullmatch(name):
-            raise requests.invalid_field(f"{field}.{name[:64]}", "this is no name of a variable.", allowed)
+            raise invalid_field(f"{field}.{name[:64]}", "this is no name of a variable.", allowed)
         if "\0" in value:
-            raise requests.invalid_field(f"{field}.{name}", "the value has a NUL character.", allowed)
+            raise invalid_field(f"{field}.{name}", "the value has a NUL character.", allowed)
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items())
     if size > octets:
-        raise requests.invalid_field(field, f"it has {size} octets in all.", f"at most {octets} octets")
+        raise invalid_field(field, f"it has {size} octets in all.", f"at most {octets} octets")
 
 
 def check_metadata(metadata: dict[str, str]) -> None:
     """Raises `invalid_field` for too many entries, keys that no filter could name, and long values."""
     if len(metadata) > MAX_METADATA:
-        raise requests.invalid_field("metadata", f"it has {len(metadata)} entries.", f"at most {MAX_METADATA} entries")
+        raise invalid_field("metadata", f"it has {len(metadata)} entries.", f"at most {MAX_METADATA} entries")
     for key, value in metadata.items():
         if not _METADATA_KEY.fullmatch(key):
-            raise requests.invalid_field(f"metadata.{key[:64]}", "this is no key.", {"pattern": _METADATA_KEY.pattern})
+            raise invalid_field(f"metadata.{key[:64]}", "this is no key.", {"pattern": _METADATA_KEY.pattern})
         if len(value) > 512:
-            raise requests.invalid_field(
-                f"metadata.{key}", "the value is too long.", {"type": "string", "maxLength": 512}
-            )
+            raise invalid_field(f"metadata.{key}", "the value is too long.", {"type": "string", "maxLength": 512})
 
 
 def _check_size(body: CreateSandbox, candidates: Sequence[NodeLink]) -> None:
@@ -102,7 +101,7 @@ def _check_size(body: CreateSandbox, candidates: Sequence[NodeLink]) -> None:
         ("disk_mib", body.disk_mib, [info.disk_mib for info in infos]),
     ):
         if most and wanted > max(most):
-            raise requests.invalid_field(field, "no node here is that large.", {"type": "integer", "maximum": max(most)})
+            raise invalid_field(field, "no node here is that large.", {"type": "integer", "maximum": max(most)})
 
 
 async def create(call: Call[CreateSandbox]) -> Response:
@@ -133,9 +132,7 @@ async def create(call: Call[CreateSandbox]) -> Response:
     except NotFound as error:
         raise Unprocessable("unknown_template", error.cause, error.remedy, field="template") from None
     except TimeoutError:
-        raise Unavailable(
-            "node_timeout", "The node did not answer in time.", "Try again when it is less busy."
-        ) from None
+        raise node_timeout() from None
     new = NewSandbox(
         project=call.project,
         name=body.name,
@@ -160,13 +157,13 @@ async def list_(call: Call[NoBody]) -> Response:
     states = tuple(filter(None, (query.state or "").split(",")))
     for state in states:
         if state not in set(State):
-            raise requests.invalid_field("state", f"there is no state {state[:64]!r}.", [str(one) for one in State])
+            raise invalid_field("state", f"there is no state {state[:64]!r}.", [str(one) for one in State])
     wanted: dict[str, str] = {}
     for name, value in call.request.query_params.multi_items():
         if name.startswith("metadata."):
             key = name.removeprefix("metadata.")
             if not _METADATA_KEY.fullmatch(key) or len(wanted) >= MAX_METADATA:
-                raise requests.invalid_field(name[:80], "this is no key.", {"pattern": _METADATA_KEY.pattern})
+                raise invalid_field(name[:80], "this is no key.", {"pattern": _METADATA_KEY.pattern})
             wanted[key] = value
     rows = await call.plane.database.read(
         sandboxes.list_page,
@@ -178,9 +175,7 @@ async def list_(call: Call[NoBody]) -> Response:
         before=requests.decode_cursor(query.cursor),
         limit=query.limit + 1,
     )
-    more = len(rows) > query.limit
-    rows = rows[: query.limit]
-    cursor = requests.encode_cursor(rows[-1].created_at, rows[-1].id) if more else None
+    rows, cursor = requests.page(rows, query.limit)
     return answer(views.SandboxPage(sandboxes=tuple(show(call, row) for row in rows), next_cursor=cursor))
 
 

@@ -8,8 +8,9 @@ from starlette.responses import Response
 
 from hatchway.control import idempotency, requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
-from hatchway.control.nodes import LOST_CODES, NodeLink
+from hatchway.control.nodes import LOST_CODES, NodeLink, node_timeout
 from hatchway.control.sandboxes import check_env
+from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Gone, HatchwayError, NotFound, Unavailable
 from hatchway.storage import sandboxes, sessions
 from hatchway.storage.idempotency import Answered
@@ -88,7 +89,7 @@ async def create(call: Call[CreateSession]) -> Response:
         if call.idempotency is None:
             await plane.database.write(sessions.close, row.id, "lost")
         if isinstance(error, TimeoutError):
-            raise Unavailable("node_timeout", "The node did not answer in time.", "Try again.") from None
+            raise node_timeout() from None
         raise
     return answer(_opened(call, sandbox, row, status, link), 201, headers)
 
@@ -104,9 +105,7 @@ async def list_(call: Call[NoBody]) -> Response:
         before=requests.decode_cursor(query.cursor),
         limit=query.limit + 1,
     )
-    more = len(rows) > query.limit
-    rows = rows[: query.limit]
-    cursor = requests.encode_cursor(rows[-1].created_at, rows[-1].id) if more else None
+    rows, cursor = requests.page(rows, query.limit)
     url = _attach_base(call, sandbox)
     shown = tuple(_show(row, None, url) for row in rows)
     return answer(views.SessionPage(sessions=shown, next_cursor=cursor))
@@ -148,25 +147,23 @@ async def delete(call: Call[NoBody]) -> Response:
         except NotFound:
             pass
         except TimeoutError:
-            raise Unavailable("node_timeout", "The node did not answer in time.", "Try again.") from None
+            raise node_timeout() from None
     await call.plane.database.write(sessions.close, row.id, "deleted")
     return answer(None, 204)
 
 
 def _spec(body: CreateSession) -> SessionSpec:
     if (body.argv is None) == (body.command is None):
-        raise requests.invalid_field(
-            "argv", "exactly one of `argv` and `command` must be given.", "`argv`, or `command`"
-        )
+        raise invalid_field("argv", "exactly one of `argv` and `command` must be given.", "`argv`, or `command`")
     argv = body.argv if body.argv is not None else (*SHELL, body.command or "")
     if sum(len(argument.encode()) + 1 for argument in argv) > MAX_ARGUMENT_OCTETS:
-        raise requests.invalid_field("argv", "it is too long in all.", f"at most {MAX_ARGUMENT_OCTETS} octets")
+        raise invalid_field("argv", "it is too long in all.", f"at most {MAX_ARGUMENT_OCTETS} octets")
     if any("\0" in argument for argument in argv):
-        raise requests.invalid_field(
+        raise invalid_field(
             "argv" if body.argv is not None else "command", "it has a NUL character.", "text without NUL"
         )
     if not argv[0]:
-        raise requests.invalid_field("argv[0]", "the program's name is empty.", "a path, or a name to be found in PATH")
+        raise invalid_field("argv[0]", "the program's name is empty.", "a path, or a name to be found in PATH")
     check_env(body.env, "env", entries=MAX_ENV, octets=MAX_ENV_OCTETS)
     return SessionSpec(
         session_id="",

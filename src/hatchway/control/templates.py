@@ -8,7 +8,8 @@ from starlette.responses import Response
 
 from hatchway.control import requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
-from hatchway.domain.errors import NotFound, Unavailable
+from hatchway.control.nodes import node_timeout
+from hatchway.domain.errors import NotFound
 from hatchway.wire.node import Empty, ResolveTemplate, TemplateList, TemplateRelease
 
 NODE_WAIT_S = 3.0
@@ -31,7 +32,7 @@ async def list_(call: Call[NoBody]) -> Response:
         try:
             listed = await link.call("template.list", Empty(), TemplateList, within=LIST_WITHIN_S)
         except TimeoutError:
-            raise _timeout() from None
+            raise node_timeout() from None
         for release in listed.templates:
             found[release.name, release.tag, release.digest] = release
     ordered = sorted(found)
@@ -58,7 +59,7 @@ async def get(call: Call[NoBody]) -> Response:
         except NotFound as error:
             missing = error
         except TimeoutError:
-            raise _timeout() from None
+            raise node_timeout() from None
         else:
             return answer(views.TemplateAnswer(template=views.template(release)))
     raise NotFound(
@@ -66,10 +67,6 @@ async def get(call: Call[NoBody]) -> Response:
         missing.cause if missing else f"There is no template {reference!r}.",
         "GET /v1/templates lists those that there are.",
     )
-
-
-def _timeout() -> Unavailable:
-    return Unavailable("node_timeout", "The node did not answer in time.", "Try again when it is less busy.")
 
 
 ENDPOINTS = (

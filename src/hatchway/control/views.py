@@ -262,6 +262,18 @@ class Health(View, frozen=True, kw_only=True):
     checks: dict[str, str]
 
 
+class Problem(View, frozen=True, kw_only=True):
+    """What every error answers. Further members depend on `code`, for example `operation`, `state`, `verbs`, `field`, `allowed`."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    cause: str
+    remedy: str
+
+
 def operation(row: OperationRow, live: Live | None = None) -> Operation:
     """Shows an operation, as far as the engine knows it to be."""
     status, phase, progress, started_at = row.status, row.phase, row.progress, row.started_at

@@ -3,6 +3,7 @@
 ```
 HatchwayError
 ├── InvalidRequest      400  the request can never succeed as it is
+│   └── MethodNotAllowed 405  the path takes other methods
 ├── Unauthenticated     401  no key or token, or one that is not valid
 ├── Forbidden           403  a valid one that may not do this
 ├── NotFound            404
@@ -45,6 +46,12 @@ class InvalidRequest(HatchwayError):
     """The request is malformed: it can never succeed as it is."""
 
     status = 400
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, the method does not."""
+
+    status = 405
 
 
 class Unauthenticated(HatchwayError):
@@ -120,6 +127,7 @@ _BY_STATUS: dict[int, type[HatchwayError]] = {
         Unauthenticated,
         Forbidden,
         NotFound,
+        MethodNotAllowed,
         Conflict,
         Gone,
         TooLarge,

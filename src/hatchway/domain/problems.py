@@ -1,0 +1,51 @@
+"""What an error looks like over HTTP: a problem document (RFC 9457). The same on the control plane and on every node."""
+
+from hatchway.domain.errors import HatchwayError
+
+MEDIA_TYPE = "application/problem+json"
+TYPE = "https://hatchway.example/problems/"
+
+TITLES = {
+    400: "Bad request",
+    401: "Not authenticated",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Conflict",
+    410: "Gone",
+    413: "Too large",
+    422: "Invalid content",
+    429: "Too many",
+    500: "Internal error",
+    503: "Unavailable",
+    507: "Host exhausted",
+}
+
+
+def document(error: HatchwayError) -> dict[str, object]:
+    """The members of an error's problem document; those that its code brings along come first and hide none of the others."""
+    return {
+        **error.extra,
+        "type": TYPE + error.code,
+        "title": TITLES.get(error.status, "Error"),
+        "status": error.status,
+        "detail": error.cause,
+        "code": error.code,
+        "cause": error.cause,
+        "remedy": error.remedy,
+    }
+
+
+def headers(error: HatchwayError) -> dict[str, str]:
+    """The headers that belong to an error's status."""
+    match error.status:
+        case 401:
+            return {"www-authenticate": "Bearer"}
+        case 405:
+            allowed = error.extra.get("allow", ())
+            return {"allow": ", ".join(map(str, allowed))} if isinstance(allowed, list | tuple) else {}
+        case 413:  # the rest of the body is not read
+            return {"connection": "close"}
+        case 429 | 503:
+            return {"retry-after": "1"}
+    return {}
