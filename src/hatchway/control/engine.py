@@ -44,7 +44,28 @@ class Live:
     progress: float | None = None
     started_at: float | None = None
     dirty: bool = False
+    task: asyncio.Task[None] | None = None
     done: asyncio.Future[Finished | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class _Turn:
+    """One of the places among the operations that call nodes at once; not kept while there is nobody to call."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._held = False
+
+    async def take(self) -> None:
+        """Waits for a place, unless it has one."""
+        if not self._held:
+            await self._places.acquire()
+            self._held = True
+
+    def give_back(self) -> None:
+        """Lets another operation have it. Idempotent."""
+        if self._held:
+            self._held = False
+            self._places.release()
 
 
 class Engine:
@@ -57,6 +78,7 @@ class Engine:
         self._slots = asyncio.Semaphore(concurrency)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._flusher: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
         self._closed = False
         self.live: dict[str, Live] = {}
         self.on_released: Callable[[str], None] = lambda sandbox_id: None
@@ -74,7 +96,7 @@ class Engine:
         task = asyncio.get_running_loop().create_task(
             self._execute(live, sandbox, previous), name=f"{operation.kind} {sandbox.id}"
         )
-        self._tasks[sandbox.id] = task
+        live.task = self._tasks[sandbox.id] = task
         task.add_done_callback(lambda done: self._forget(sandbox.id, live, done))
 
     def busy(self, sandbox_id: str) -> bool:
@@ -100,7 +122,8 @@ class Engine:
                 await self._write_progress([live])
             else:
                 # It waits for its turn. Should the write below fail, the next reconciliation takes it up again.
-                self._tasks[live.operation.target].cancel()
+                assert live.task is not None
+                live.task.cancel()
         finished = await self._database.write(transitions.cancel, project, operation_id)
         if live is not None:
             _resolve(live, finished)
@@ -110,7 +133,8 @@ class Engine:
         """Takes over how far a node is."""
         for live in self.live.values():
             if live.operation.target == event.sandbox_id and live.started_at is not None:
-                live.phase, live.progress, live.dirty = event.phase[:64], event.fraction, True
+                live.progress = event.fraction
+                self._note(live, event.phase[:64])
 
     def start(self) -> None:
         """Begins to write progress."""
@@ -137,34 +161,39 @@ class Engine:
     async def _execute(self, live: Live, sandbox: SandboxRow, previous: asyncio.Task[None] | None) -> None:
         if previous is not None:
             await asyncio.wait([previous])
-        async with self._slots:
+        turn = _Turn(self._slots)
+        try:
+            await turn.take()
             live.started_at = time.time()
-            live.phase, live.dirty = "running", True
-            finished = await self._drive(live, sandbox)
+            self._note(live, "running")
+            finished = await self._drive(live, sandbox, turn)
+        finally:
+            turn.give_back()
         _resolve(live, finished)
 
-    async def _drive(self, live: Live, sandbox: SandboxRow) -> Finished | None:
+    async def _drive(self, live: Live, sandbox: SandboxRow, turn: _Turn) -> Finished | None:
         """Repeats the verb until the node has said how it ended."""
         operation = live.operation
         attempt = 0
         while True:
             try:
-                return await self._attempt(live, sandbox)
+                return await self._attempt(live, sandbox, turn)
             except _Again as again:
+                turn.give_back()
                 if operation.kind is Verb.DELETE and again.error.code not in LOST_CODES:
                     log.warning("delete of %s: %s", sandbox.id, again.error)
-                    live.phase, live.dirty = f"retrying after {again.error.code}"[:64], True
+                    self._note(live, f"retrying after {again.error.code}"[:64])
                     pauses = DELETE_RETRY_S
                 else:
                     pauses = RETRY_S
                 await asyncio.sleep(pauses[min(attempt, len(pauses) - 1)])
             attempt += 1
 
-    async def _attempt(self, live: Live, sandbox: SandboxRow) -> Finished | None:
+    async def _attempt(self, live: Live, sandbox: SandboxRow, turn: _Turn) -> Finished | None:
         """One call of the node and what follows from it; raises `_Again` where nothing is decided by it."""
         operation = live.operation
         try:
-            link = await self._connected(live, sandbox)
+            link = await self._connected(live, sandbox, turn)
         except Unavailable as error:
             if error.code in LOST_CODES:
                 raise _Again(error) from error
@@ -180,7 +209,7 @@ class Engine:
             cause = f"The node did not finish the {operation.kind} in time."
             failure = Unavailable("node_timeout", cause, "Try again when it is less busy.")
         else:
-            if State(seen.state) is VERBS[operation.kind].target:
+            if seen.state == VERBS[operation.kind].target:
                 started_at = live.started_at or time.time()
                 return await self._database.write(transitions.succeed, operation, seen, started_at)
             cause = f"After the {operation.kind} the sandbox is {seen.state}. {seen.reason}".strip()
@@ -190,13 +219,17 @@ class Engine:
             raise _Again(failure)
         return await self._failed(link, live, sandbox, failure)
 
-    async def _connected(self, live: Live, sandbox: SandboxRow) -> NodeLink:
-        """The sandbox's node; waits for it until the operation's bound, a delete for as long as it takes."""
+    async def _connected(self, live: Live, sandbox: SandboxRow, turn: _Turn) -> NodeLink:
+        """The sandbox's node, and a turn to call it; waits for it until the operation's bound, a delete for as long as it takes."""
         if not self._nodes.is_connected(sandbox.node_id):
-            live.phase, live.dirty = "waiting for the node", True
+            # Operations of a node that is away must not keep those of the others from theirs.
+            turn.give_back()
+            self._note(live, "waiting for the node")
         left = live.operation.created_at + self._bound_s - time.time()
         if live.operation.kind is Verb.DELETE:
-            return await self._nodes.wait(sandbox.node_id, within=self._bound_s)
+            link = await self._nodes.wait(sandbox.node_id, within=self._bound_s)
+            await turn.take()
+            return link
         try:
             link = await self._nodes.wait(sandbox.node_id, within=max(left, 0.0))
         except Unavailable:
@@ -207,6 +240,7 @@ class Engine:
                 f"The operation did not end within {self._bound_s:g} seconds: the node {sandbox.node_id} was not there.",
                 "Ask for it again when the node is back.",
             )
+        await turn.take()
         live.phase = "running"
         return link
 
@@ -249,21 +283,27 @@ class Engine:
         details: dict[str, Any] = msgspec.to_builtins(error.as_dict(), str_keys=True)
         return await self._database.write(transitions.fail, live.operation, details, seen, live.started_at)
 
+    def _note(self, live: Live, phase: str) -> None:
+        live.phase, live.dirty = phase, True
+        self._changed.set()
+
     async def _flush_forever(self) -> None:
         while True:
+            await self._changed.wait()
             await asyncio.sleep(FLUSH_EVERY_S)
+            self._changed.clear()
             dirty = [live for live in self.live.values() if live.dirty]
-            if dirty:
-                try:
-                    await self._write_progress(dirty)
-                except HatchwayError as error:
-                    log.warning("progress not written: %s", error)
+            try:
+                await self._write_progress(dirty)
+            except HatchwayError as error:
+                log.warning("progress not written: %s", error)
 
     async def _write_progress(self, changed: list[Live]) -> None:
         notes = [(live.operation.id, live.phase, live.progress, live.started_at or time.time()) for live in changed]
         for live in changed:
             live.dirty = False
-        await self._database.write(operations.note_all_progress, notes)
+        if notes:
+            await self._database.write(operations.note_all_progress, notes)
 
 
 class _Again(Exception):

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -68,6 +69,8 @@ class Reconciler:
         self._comparing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._foreign: dict[str, set[str]] = {}
+        self._missed = False
+        """Something that nodes said was not written: sessions are compared again too."""
 
     async def start(self) -> None:
         """Takes up what an earlier process left unfinished, then listens to the nodes."""
@@ -128,6 +131,7 @@ class Reconciler:
         try:
             self._queue.put_nowait(item)
         except asyncio.QueueFull:
+            self._missed = True
             log.warning("more than %d events of nodes wait; the next comparison makes up for it", MAX_QUEUED)
 
     async def _write_forever(self) -> None:
@@ -140,7 +144,8 @@ class Reconciler:
                 self._collect(self._queue.get_nowait(), seen, heard)
             try:
                 await self._database.write(_write_events, list(seen.values()), tuple(heard.values()))
-            except HatchwayError as error:
+            except Exception as error:  # noqa: BLE001  # a task that ended would leave every state as it is for good
+                self._missed = True
                 log.error("events of nodes not written; the next comparison makes up for it: %s", error)
 
     @staticmethod
@@ -174,14 +179,31 @@ class Reconciler:
 
     async def _pass_forever(self) -> None:
         while True:
-            try:
-                await self._maintain()
-                for link in self._nodes.ready():
-                    await self.compare(link)
-                await self.take_up(TAKE_UP_AFTER_S)
-            except (HatchwayError, TimeoutError) as error:
-                log.warning("reconciliation not finished: %s", error)
+            await self._step("maintenance", self._maintain())
+            missed, self._missed = self._missed, False
+            for link in self._nodes.ready():
+                # Each by itself: one node that does not answer must not keep the others from the truth.
+                whole = await self._step(f"comparison with {link.node_id}", self._compare_all(link, missed))
+                self._missed = self._missed or (missed and not whole)
+            await self._step("taking up of operations", self.take_up(TAKE_UP_AFTER_S))
             await asyncio.sleep(self._every_s)
+
+    async def _step(self, what: str, work: Awaitable[object]) -> bool:
+        """Does one part of the pass; tells whether it could be done. The next pass tries again."""
+        try:
+            await work
+        except (HatchwayError, TimeoutError) as error:
+            log.warning("%s not finished: %s", what, error)
+        except Exception:
+            log.exception("%s failed", what)
+        else:
+            return True
+        return False
+
+    async def _compare_all(self, link: NodeLink, with_sessions: bool) -> None:
+        await self.compare(link)
+        if with_sessions:
+            await self._compare_sessions(link)
 
     async def _maintain(self) -> None:
         await self._auth.flush()
@@ -225,14 +247,14 @@ class Reconciler:
             name for name, seen in listed.items() if name in stored and seen.generation > stored[name].generation
         }
         self._foreign[node_id] = foreign
+        self._warned = {mark for mark in self._warned if mark[0] != node_id or mark[1] in listed}
         for name, seen in listed.items():
             mark = (node_id, name, seen.generation)
-            if (name in stored and name not in foreign) or mark in self._warned:
+            if (name in stored and name not in foreign) or mark in self._warned or len(self._warned) >= MAX_REMEMBERED:
                 continue
             if await self._database.read(sandboxes.find, name) is not None and name not in foreign:
                 continue  # it was made while the node was asked
-            if len(self._warned) < MAX_REMEMBERED:
-                self._warned.add(mark)
+            self._warned.add(mark)
             why = "a newer generation than the database's" if name in foreign else "unknown to the database"
             log.warning("node %s holds the sandbox %s, %s; it is left alone", node_id, name, why)
             await self._database.write(

@@ -235,6 +235,8 @@ def fail(
         return None
     row = sandboxes.find(connection, operation.target)
     assert row is not None
+    if seen is not None and not _is_state(seen.state):
+        seen = None
     state = row.state if seen is None else State(seen.state)
     cause = row.cause if seen is None else seen.cause
     reason = row.reason if seen is None else seen.reason
@@ -278,8 +280,8 @@ def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
 def observe(connection: Connection, seen: Observed, *, version: int | None = None) -> SandboxRow | None:
     """Takes over what a node saw happen unasked, in guest or VMM. Returns the sandbox if that changed it.
 
-    Ignored are sandboxes with an operation in flight (its end tells the state), what is older than what is known already, and
-    what another generation says. `version` is for what a node lists when it is asked: then only the row that was read before
+    Ignored are sandboxes with an operation in flight (its end tells the state), what is older than what is known already, what
+    another generation says, and states that are none of ours (what a node of another version may have in hand). `version` is for what a node lists when it is asked: then only the row that was read before
     asking is changed, and the age is not compared (a node whose clock was set back counts from lower numbers).
     """
     row = sandboxes.find(connection, seen.sandbox_id)
@@ -287,6 +289,7 @@ def observe(connection: Connection, seen: Observed, *, version: int | None = Non
         row is None
         or row.operation_id is not None
         or row.state is State.DELETED
+        or not _is_state(seen.state)
         or seen.generation != row.generation
         or (row.version != version if version is not None else seen.sequence < row.observed_sequence)
     ):
@@ -327,6 +330,10 @@ def observe(connection: Connection, seen: Observed, *, version: int | None = Non
     if after.state is not row.state:
         outbox.append(connection, row.project, "sandbox.state_changed", row.id, _state_event(row.state, after))
     return after
+
+
+def _is_state(name: str) -> bool:
+    return name in State.__members__.values()
 
 
 _PREEMPTED = {

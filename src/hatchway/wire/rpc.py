@@ -29,6 +29,7 @@ Handler = Callable[["Connection", msgspec.Raw], Awaitable[object]]
 EventHandler = Callable[[str, msgspec.Raw], None]
 
 _HEADER = struct.Struct(">I")
+_UNREADABLE = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw, msgspec.Raw])
 
@@ -55,8 +56,8 @@ class Connection:
     async def call(self, method: str, params: object, result: type[T], *, within: float | None = None) -> T:
         """Calls `method` and returns its result, decoded as `result`.
 
-        Raises the `HatchwayError` that the peer answered with, `Unavailable("peer_lost")` when the stream ends first, and
-        `TimeoutError` after `within` seconds.
+        Raises the `HatchwayError` that the peer answered with, `Unavailable("peer_lost")` when the stream ends first,
+        `Internal("bad_answer")` for a result that is no `result`, and `TimeoutError` after `within` seconds.
         """
         if self.closed.is_set():
             raise Unavailable("peer_lost", "The connection to the other process is closed.", "Try again.")
@@ -66,9 +67,17 @@ class Connection:
         try:
             self._send((request, method, params))
             async with asyncio.timeout(within):
-                return msgspec.msgpack.decode(await future, type=result)
+                answered = await future
         finally:
             self._pending.pop(request, None)
+        try:
+            return msgspec.msgpack.decode(answered, type=result)
+        except _UNREADABLE as error:
+            raise Internal(
+                "bad_answer",
+                f"The answer to {method} cannot be read: {error}",
+                "Both processes must be of one version: restart the one that was not updated.",
+            ) from error
 
     def notify(self, method: str, params: object) -> None:
         """Sends an event. A peer that does not read is closed when more than `MAX_MESSAGE` octets wait for it."""
@@ -85,7 +94,7 @@ class Connection:
                     log.warning("rpc peer announced %d octets; closing", length)
                     return
                 self._receive(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError, msgspec.ValidationError):
+        except (asyncio.IncompleteReadError, OSError, *_UNREADABLE):
             return
         finally:
             await self.close()
@@ -147,7 +156,7 @@ class Connection:
             result = await handler(self, params)
         except HatchwayError as error:
             answer: tuple[int, object, object] = (number, _error_body(error), None)
-        except msgspec.ValidationError as error:
+        except _UNREADABLE as error:
             answer = (number, _error_body(Internal("bad_message", str(error))), None)
         except Exception as error:
             log.exception("rpc %s failed", method)
