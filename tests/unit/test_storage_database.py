@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from hatchway.domain.errors import HostExhausted, Unavailable
 from hatchway.storage import migrate, migrations, outbox, settings
-from hatchway.storage.database import Database
+from hatchway.storage.database import Database, answers
 from hatchway.storage.tables import metadata
 
 
@@ -263,3 +263,15 @@ async def test_what_was_committed_survives_a_kill_at_any_moment(tmp_path: Path) 
             assert [event.sequence for event in events] == list(range(1, len(events) + 1))
         finally:
             await database.close()
+
+
+async def test_a_listener_that_fails_does_not_stop_the_writing(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "test.db"))
+
+    def fail() -> None:
+        raise ValueError("a mistake of ours")
+
+    database.on_commit.add(fail)
+    await database.write(answers)
+    await database.write(answers)
+    await database.close()

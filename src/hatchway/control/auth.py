@@ -23,6 +23,7 @@ class Authenticator:
         self._database = database
         self._cache: dict[bytes, KeyRow] = {}
         self._used: dict[str, float] = {}
+        self._revocations = 0
 
     async def key_of(self, request: Request, scope: str) -> KeyRow:
         """Returns the caller's key. Raises `Unauthenticated` with `key_missing`, `key_unknown`, `key_revoked` or `key_expired`, and `Forbidden`."""
@@ -40,6 +41,7 @@ class Authenticator:
         hashed = keys.hash_secret(secret)
         key = self._cache.get(hashed)
         if key is None:
+            revocations = self._revocations
             key = await self._database.read(keys.find_by_secret, secret)
             if key is None:
                 raise Unauthenticated(
@@ -47,7 +49,8 @@ class Authenticator:
                 )
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
-            if key.revoked_at is None:
+            # What was read before a revocation, and arrives behind it, must not be kept.
+            if key.revoked_at is None and revocations == self._revocations:
                 self._cache[hashed] = key
         now = time.time()
         if key.revoked_at is not None:
@@ -66,6 +69,7 @@ class Authenticator:
 
     def forget(self, key_id: str) -> None:
         """Makes a revocation hold from now on."""
+        self._revocations += 1
         self._cache = {hashed: key for hashed, key in self._cache.items() if key.id != key_id}
 
     async def flush(self) -> None:

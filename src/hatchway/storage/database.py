@@ -7,6 +7,7 @@ switch of threads per transaction where a driver that is asynchronous per statem
 
 import asyncio
 import functools
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from hatchway.storage import dialect, migrate
 P = ParamSpec("P")
 T = TypeVar("T")
 
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Connection", "Database", "answers"]
 
@@ -113,9 +116,6 @@ class Database:
                 outcomes = await self._in_thread(self._writer, functools.partial(self._store.write, bodies))
             except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to those who wait for it
                 outcomes = [dialect.Outcome(error=error)] * len(together)
-            if any(outcome.error is None for outcome in outcomes):
-                for listener in list(self.on_commit):
-                    listener()
             for (_, future), outcome in zip(together, outcomes, strict=True):
                 if future.done():
                     continue  # its caller was cancelled
@@ -123,7 +123,16 @@ class Database:
                     future.set_exception(outcome.error)
                 else:
                     future.set_result(outcome.result)
+            if any(outcome.error is None for outcome in outcomes):
+                self._tell_committed()
         self._writing = None
+
+    def _tell_committed(self) -> None:
+        for listener in list(self.on_commit):
+            try:
+                listener()
+            except Exception:  # the writing goes on: everyone waits for it
+                log.exception("a listener to commits failed")
 
     def _require_open(self) -> None:
         if self._closed:
