@@ -91,7 +91,7 @@ static struct job *prepare(const struct spawn_request *request, const struct acc
         return NULL;
     memset(job, 0, offsetof(struct job, attempt));
     job->octets = octets;
-    job->report.fd = -1;
+    job->report.fd = job->in = job->out = job->err = job->report_end = -1;
     job->account = *account;
     char **at = (char **)(void *)(job + 1);
     char *text = (char *)(at + pointers);
@@ -201,8 +201,6 @@ static bool make_terminal(struct proc_ends *ends, struct job *job, const struct 
 
 static bool make_ends(struct proc_ends *ends, struct job *job, const struct spawn_request *request)
 {
-    *ends = (struct proc_ends){-1, -1, -1, false};
-    job->in = job->out = job->err = -1;
     if (request->flags & SPAWN_PTY)
         return make_terminal(ends, job, request);
     if (request->flags & SPAWN_STDIN) {
@@ -231,14 +229,17 @@ static long start_child(struct job *job, struct tree *tree)
     long pid = -EINVAL;
     for (int attempt = 0; attempt < 2; attempt++) {
         struct hw_clone_args args = {
-            .flags = HW_CLONE_VM | (tree->cgroup_fd >= 0 ? HW_CLONE_INTO_CGROUP : 0),
+            /* No handler of ours may run in the child: it would run on the agent's memory, at the wish of whoever may signal it. */
+            .flags = HW_CLONE_VM | HW_CLONE_CLEAR_SIGHAND | (tree->cgroup_fd >= 0 ? HW_CLONE_INTO_CGROUP : 0),
             .exit_signal = SIGCHLD,
             .stack = (uint64_t)(uintptr_t)job->stack,
             .stack_size = sizeof job->stack,
             .cgroup = (uint64_t)(tree->cgroup_fd >= 0 ? tree->cgroup_fd : 0),
         };
         pid = hw_clone3(&args, sizeof args, child_main, job);
-        if (pid >= 0 || tree->cgroup_fd < 0 || (pid != -ENODEV && pid != -ENOENT && pid != -EBADF))
+        /* Whatever else than a bound it is, it may be the cgroup: removed by guest root, or left by a container manager that ran
+           in it with controllers on, so that no process may be in it. The next start gets a new one. */
+        if (pid >= 0 || tree->cgroup_fd < 0 || pid == -EAGAIN || pid == -ENOMEM)
             break;
         if (tree_renew(tree) < 0)
             break;
@@ -249,20 +250,19 @@ static long start_child(struct job *job, struct tree *tree)
 /* Everything that can fail before a child exists; false with proc->message. */
 static bool launch(struct proc *proc, struct job *job, const struct spawn_request *request)
 {
-    struct proc_ends ends;
+    struct proc_ends ends = {-1, -1, -1, false};
     int report[2] = {-1, -1};
     int error = tree_take(&proc->tree);
-    bool made = error == 0 && make_ends(&ends, job, request);
-    if (error == 0 && !made)
+    const char *what = "cgroup";
+    if (error == 0 && !make_ends(&ends, job, request)) {
         error = -errno;
+        what = "streams";
+    }
     if (error != 0) {
-        explain(proc, "the agent cannot make the process's %s: %s", proc->tree.cgroup_fd >= 0 || agent.host_mode ? "streams" : "cgroup",
-                strerror(-error));
-        if (proc->tree.cgroup_fd >= 0 || agent.host_mode) {
-            close_one(ends.in);
-            close_one(ends.out);
-            close_one(ends.err);
-        }
+        explain(proc, "the agent cannot make the process's %s: %s", what, strerror(-error));
+        close_one(ends.in);
+        close_one(ends.out);
+        close_one(ends.err);
     } else if (!proc_connect(proc, &ends) || pipe2(report, O_CLOEXEC | O_NONBLOCK) != 0) {
         error = -errno;
         explain(proc, "the agent cannot watch the process: %s", strerror(errno));
