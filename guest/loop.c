@@ -97,8 +97,9 @@ static uint64_t sooner(uint64_t a, uint64_t b)
 
 void loop_turn(int timeout)
 {
-    uint64_t deadline = sooner(procs_deadline(), sooner(disk_deadline(), power_deadline()));
-    if (channel_pump()) {
+    bool again = channel_pump();
+    uint64_t deadline = sooner(procs_deadline(), sooner(disk_deadline(), power_deadline())); /* also what the pump began */
+    if (again) {
         timeout = 0;
     } else if (deadline != 0) {
         uint64_t now = now_ns();

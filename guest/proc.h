@@ -29,6 +29,7 @@ struct input {
     uint64_t next;  /* the next octet that is expected */
     uint32_t grant; /* octets past what was taken that are buffered */
     bool eof;       /* no more will come */
+    bool mid_line;  /* a terminal got octets since the last end of a line */
     bool ack_due;
 };
 
@@ -37,7 +38,7 @@ struct proc {
     uint8_t state;   /* enum proc_state */
     uint8_t reason;
     bool pty;
-    bool killed_by_timeout, killed_by_us;
+    bool killed_by_timeout, killed_by_us; /* by SIGNAL: not by the memory killer */
     bool dirty;            /* a PROC frame is due */
     bool resync;           /* the PROC frame of the list after HELLO_ACK is due */
     uint8_t told;          /* the last state that was sent */

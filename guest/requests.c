@@ -27,6 +27,10 @@ struct assembly {
 
 static struct assembly assemblies[MAX_ASSEMBLIES];
 static size_t assembly_octets;
+/* A SPAWN that was refused before its last frame: what still comes of it begins anywhere, also in the middle of an argument that
+   somebody chose, and must not be taken for one of its own. */
+static bool refusing;
+static uint32_t refused;
 
 static void assembly_drop(struct assembly *assembly)
 {
@@ -40,6 +44,7 @@ void requests_forget(void)
     for (int i = 0; i < MAX_ASSEMBLIES; i++)
         if (assemblies[i].data)
             assembly_drop(&assemblies[i]);
+    refusing = false;
     spawn_forget_waiters();
     disk_forget_requests();
 }
@@ -223,9 +228,19 @@ static bool append(struct assembly *assembly, const struct frame *frame)
     return true;
 }
 
+static void refuse_rest(uint32_t request, bool more)
+{
+    refusing = more;
+    refused = request;
+}
+
 static void spawn_frame(const struct frame *frame)
 {
     bool more = frame->flags & FRAME_MORE;
+    if (refusing && frame->stream == refused) {
+        refusing = more;
+        return;
+    }
     struct assembly *assembly = find_assembly(frame->stream);
     if (!assembly && !more) {
         spawn(frame->stream, frame->payload, frame->length);
@@ -237,6 +252,7 @@ static void spawn_frame(const struct frame *frame)
                 assembly = &assemblies[i];
         if (!assembly) {
             respond(frame->stream, EAGAIN, "%d SPAWNs of several frames are in progress", MAX_ASSEMBLIES);
+            refuse_rest(frame->stream, more);
             return;
         }
         assembly->request = frame->stream;
@@ -244,11 +260,13 @@ static void spawn_frame(const struct frame *frame)
     if (assembly->frames + 1 > MAX_SPAWN_FRAMES || (more && assembly->frames + 1 == MAX_SPAWN_FRAMES)) {
         respond(frame->stream, E2BIG, "a SPAWN has at most %d frames", MAX_SPAWN_FRAMES);
         assembly_drop(assembly);
+        refuse_rest(frame->stream, more);
         return;
     }
     if (!append(assembly, frame)) {
         respond(frame->stream, EAGAIN, "too many large SPAWNs at once; try again");
         assembly_drop(assembly);
+        refuse_rest(frame->stream, more);
         return;
     }
     if (!more) {

@@ -198,15 +198,19 @@ static void end_of_input(struct proc *proc)
 {
     if (proc->pty) { /* what a person types to end the input; the line discipline understands it */
         struct termios mode;
-        char end = 4;
+        char end[2] = {4, 4};
         if (tcgetattr(proc->in.watch.fd, &mode) == 0) {
             if (!(mode.c_lflag & ICANON)) {
                 input_close(proc);
                 return;
             }
-            end = (char)mode.c_cc[VEOF];
+            end[0] = end[1] = (char)mode.c_cc[VEOF];
         }
-        if (write(proc->in.watch.fd, &end, 1) < 0 && errno == EAGAIN) {
+        /* Within a line the first one only hands over what there is of it; the second is the end. */
+        ssize_t count = proc->in.mid_line ? 2 : 1;
+        ssize_t n = write(proc->in.watch.fd, end, (size_t)count);
+        proc->in.mid_line &= n < 1;
+        if ((n > 0 && n < count) || (n < 0 && errno == EAGAIN)) {
             watch_set(&proc->in.watch, EPOLLOUT);
             return;
         }
@@ -223,6 +227,7 @@ static void push(struct proc *proc)
         const uint8_t *data = ring_at(&input->ring, input->ring.base, &count);
         ssize_t n = write(input->watch.fd, data, count);
         if (n > 0) {
+            input->mid_line = proc->pty && data[n - 1] != '\n' && data[n - 1] != '\r';
             ring_free_to(&input->ring, input->ring.base + (uint64_t)n);
             input->ack_due = true;
         } else if (n < 0 && errno == EINTR) {

@@ -164,7 +164,16 @@ static void a_spawn_in_several_frames(void)
         write_text(fields, F_ENV, "A=b");
         send_frame(T_SPAWN, FRAME_MORE, id + 1, fields);
     }
+    fields = payload(); /* the rest of a refused one is nothing by itself, whatever it looks like */
+    write_text(fields, F_KEY, "smuggled");
+    write_u64(fields, F_SIZE, ++number);
+    write_text(fields, F_ARG, "true");
+    send_frame(T_SPAWN, 0, id + 1, fields);
     CHECK_EQUAL(request(T_PING, NULL).status, 0);
+    CHECK_EQUAL(seen[number].frames, 0);
+    CHECK_EQUAL(spawn_shell(number, "echo own", 0, 1 << 16).status, 0);
+    UNTIL(ended(number));
+    CHECK(output_is(number, 0, "own\n"));
 }
 
 static void environment_of_the_sandbox_and_of_the_process(void)
@@ -405,6 +414,12 @@ static void the_end_of_a_terminals_input(void)
     input(number, 0, "line\n", 5, true);
     UNTIL(ended(number));
     CHECK(output_has(number, "over"));
+    /* Also where the last line has no end. */
+    CHECK_EQUAL(spawn_shell(++number, "stty -echo; echo ready; cat; echo; echo over", SPAWN_PTY, 1 << 16).status, 0);
+    UNTIL(output_has(number, "ready"));
+    input(number, 0, "half a line", 11, true);
+    UNTIL(ended(number));
+    CHECK(output_has(number, "half a line\r\nover"));
 }
 
 static void merged_streams_keep_their_order(void)
@@ -503,16 +518,12 @@ static void disk_requests(void)
     fields = payload();
     write_u64(fields, F_TIMEOUT_MS, 100);
     CHECK_EQUAL(request(T_FREEZE, fields).status, 0);
+    CHECK_EQUAL(request(T_RESIZE_DISK, NULL).status, EBUSY);
     fields = payload();
     write_text(fields, F_HOSTNAME, "name");
-    CHECK_EQUAL(request(T_SETUP, fields).status, EBUSY);
-    start_waiting();
-    for (;;) { /* thaws by itself */
-        fields = payload();
-        write_text(fields, F_HOSTNAME, "name");
-        if (request(T_SETUP, fields).status == 0)
-            break;
-    }
+    CHECK_EQUAL(request(T_SETUP, fields).status, 0); /* identity is not on the disk */
+    while (request(T_RESIZE_DISK, NULL).status != 0) /* thaws by itself */
+        ;
     CHECK_EQUAL(request(T_THAW, NULL).status, 0);
     CHECK(request(T_RESIZE_DISK, NULL).size > 0);
     CHECK_EQUAL(request(T_METRICS, NULL).status, 0);
