@@ -103,6 +103,8 @@ static void done_freeze(unsigned context, int error)
 {
     uint32_t request;
     bool asked = recall(context, &request);
+    if (error == EIO) /* it was killed, maybe with the disk frozen: nobody would ever thaw it */
+        ioctl(agent.upper_fd, HW_FITHAW, 0);
     state = error == 0 ? FROZEN : THAWED;
     if (error == 0 && thaw_when_frozen) { /* it took longer than the disk may be frozen */
         thaw();

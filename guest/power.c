@@ -85,6 +85,13 @@ static _Noreturn void off(bool reboot_instead)
         pause();
 }
 
+/* A frozen one would never be flushed; it is an error on any other. */
+static void thaw_upper(void)
+{
+    if (agent.upper_fd >= 0)
+        ioctl(agent.upper_fd, HW_FITHAW, 0);
+}
+
 _Noreturn void power_finish(void)
 {
     if (agent.host_mode) {
@@ -93,6 +100,7 @@ _Noreturn void power_finish(void)
             ;
         exit(0);
     }
+    thaw_upper(); /* whoever waits to write to a frozen disk cannot even be killed */
     kill(-1, SIGKILL);
     for (int i = 0; i < 300; i++) {
         pid_t pid;
@@ -103,8 +111,7 @@ _Noreturn void power_finish(void)
         pause_ms(10);
     }
     say("flushing the disk");
-    if (agent.upper_fd >= 0)
-        ioctl(agent.upper_fd, HW_FITHAW, 0); /* a frozen one would never be flushed; it is an error on any other */
+    thaw_upper(); /* again: a freeze may have been under way */
     setup_keep();
     if (agent.mount_ns_fd >= 0)
         close(agent.mount_ns_fd); /* the last one in the processes' namespace: its mounts go */

@@ -173,6 +173,7 @@ int proc_signal(struct proc *proc, int signal, uint32_t scope)
 {
     if (proc->reason == REASON_SPAWN_FAILED)
         return -ESRCH;
+    proc->killed_by_us |= signal == SIGKILL;
     if (scope == SCOPE_LEADER) {
         if (proc->wait_pending || proc->pid <= 1)
             return -ESRCH;
@@ -196,7 +197,7 @@ static void leader_ended(struct proc *proc, int status, const struct rusage *usa
     if (WIFSIGNALED(status)) {
         proc->exit_signal = WTERMSIG(status);
         proc->reason = REASON_SIGNALED;
-        if (proc->exit_signal == SIGKILL && !proc->killed_by_timeout) {
+        if (proc->exit_signal == SIGKILL && !proc->killed_by_timeout && !proc->killed_by_us) {
             unsigned long kills = trees_oom_kills();
             if (kills != oom_seen) {
                 oom_seen = kills;
