@@ -4,6 +4,7 @@ A record is written, fsynced and renamed before the thing that it announces is d
 instant finds out on its next start what it was about to do.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,12 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.ids import is_id
+from hatchway.domain.lifecycle import State
 from hatchway.domain.shapes import Shape
 
 FILE = "record.json"
+
+log = logging.getLogger(__name__)
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -43,7 +47,9 @@ def write(folder: Path, record: Record) -> None:
     temporary = folder / (FILE + ".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, msgspec.json.encode(record))
+        rest = memoryview(msgspec.json.encode(record))
+        while rest:  # a disk that becomes full takes a part first
+            rest = rest[os.write(fd, rest) :]
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -56,7 +62,10 @@ def write(folder: Path, record: Record) -> None:
 
 
 def read_all(root: Path) -> Iterator[tuple[Path, Record | None]]:
-    """Yields every sandbox folder under `root` with its record; None where a folder was made but no record written yet."""
+    """Yields every sandbox folder under `root` with its record; None where a folder was made but no record written yet.
+
+    A record that cannot be read must not keep the others from being found: its sandbox is `failed`, and can be deleted.
+    """
     for folder in sorted(root.iterdir()):
         if not folder.is_dir() or not is_id(folder.name):
             continue
@@ -64,3 +73,21 @@ def read_all(root: Path) -> Iterator[tuple[Path, Record | None]]:
             yield folder, msgspec.json.decode((folder / FILE).read_bytes(), type=Record)
         except FileNotFoundError:
             yield folder, None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.error("%s: the record cannot be read: %s", folder / FILE, error)
+            yield folder, _damaged(folder.name)
+
+
+def _damaged(sandbox_id: str) -> Record:
+    return Record(
+        sandbox_id=sandbox_id,
+        project="",
+        generation=1,
+        template_digest="",
+        shape=Shape(),
+        hostname="",
+        machine_id="",
+        env={},
+        state=str(State.FAILED),
+        reason=f"Its record on the node ({FILE}) is damaged. What it wrote lies in its folder; delete it when that is saved.",
+    )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 
-from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unprocessable
+from hatchway.domain.errors import Conflict, Gone, HatchwayError, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State
 from hatchway.node import capacity
 from hatchway.node import record as records
@@ -28,6 +28,7 @@ class Sandboxes:
         self._context = context
         self._sandboxes: dict[str, Sandbox] = {}
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._draining = False
         self.quarantined: tuple[str, ...] = ()
         """Ids of VMs that run here and of which this node has no record: shown, never killed."""
 
@@ -37,6 +38,9 @@ class Sandboxes:
         vms = {vm.sandbox_id: vm for vm in await self._context.launcher.list_vms()}
         adoptions = []
         for folder, record in records.read_all(self._context.root):
+            if record is None and folder.name in vms:  # what runs is never taken for nothing
+                log.error("%s: it has a VM and no record", folder)
+                continue
             if record is None:  # a creation that had done nothing yet
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 continue
@@ -47,7 +51,7 @@ class Sandboxes:
         self.quarantined = tuple(sorted(vm.sandbox_id for vm in vms.values() if vm.alive))
         for sandbox_id in self.quarantined:
             log.warning("%s: a VM runs of which there is no record; it is left alone", sandbox_id)
-        for sandbox_id in self._context.sessions.sandboxes() - self._sandboxes.keys():
+        for sandbox_id in self._context.sessions.sandboxes() - self._sandboxes.keys() - vms.keys():
             await self._context.sessions.sandbox_deleted(sandbox_id)
         for dead in vms.values():
             if not dead.alive:
@@ -58,6 +62,10 @@ class Sandboxes:
             await sandbox.adopt(vm_is_known)
         except (HatchwayError, VmmError, OSError) as error:
             log.error("%s: adoption failed: %s", sandbox.record.sandbox_id, error)
+        record = sandbox.record
+        if record.state not in (State.RUNNING, State.PAUSED):
+            # What ran in it ended while nobody was there to say so.
+            self._context.sessions.sandbox_lost(record.sandbox_id, record.reason or "The sandbox was stopped.")
 
     def all(self) -> list[Sandbox]:
         """Every sandbox, in no order."""
@@ -88,19 +96,26 @@ class Sandboxes:
         return None if sandbox is None else sandbox.observed().state
 
     async def create(self, spec: SandboxSpec) -> Observed:
-        """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed."""
+        """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed.
+
+        Raises `Gone("sandbox_deleted")` when it was deleted while its creation waited.
+        """
         sandbox = self._sandboxes.get(spec.sandbox_id)
-        if sandbox is not None:
+        while sandbox is not None:
             self.get(spec.sandbox_id, spec.generation)
-            if sandbox.record.state == State.FAILED and sandbox.record.boot_id is None:
-                await sandbox.delete()  # it never was: nothing of it can be kept
-                sandbox = None
+            if not (sandbox.record.state == State.FAILED and sandbox.record.boot_id is None):
+                break
+            await sandbox.delete()  # it never was: nothing of it can be kept
+            sandbox = self._sandboxes.get(spec.sandbox_id)  # another one who asked may have begun it anew
         if sandbox is None:
             self._admit(spec)
             record = new_record(spec, self._context.host_boot_id)
             sandbox = Sandbox(self._context, self._context.root / spec.sandbox_id, record)
             self._sandboxes[spec.sandbox_id] = sandbox
         async with self._starts:
+            self._check_still_there(sandbox)
+            if sandbox.record.boot_id is not None and sandbox.record.state in set(State):
+                return sandbox.observed()  # it was made: a creation would take its disk from it
             return await sandbox.create()
 
     async def start(self, sandbox: Sandbox) -> Observed:
@@ -109,7 +124,16 @@ class Sandboxes:
             sandbox.record.shape, self._context.root, self._context.driver.overhead_mib(sandbox.record.shape)
         )
         async with self._starts:
+            self._check_still_there(sandbox)
             return await sandbox.start()
+
+    def _check_still_there(self, sandbox: Sandbox) -> None:
+        """Behind a wait: nothing may be made for a sandbox that nobody would ever find again, nor while the service ends."""
+        sandbox_id = sandbox.record.sandbox_id
+        if self._sandboxes.get(sandbox_id) is not sandbox:
+            raise Gone("sandbox_deleted", f"The sandbox {sandbox_id} was deleted meanwhile.", "Create a new one.")
+        if self._draining:
+            raise Unavailable("draining", "The service is being taken down.", "Try again when it is up again.")
 
     def _admit(self, spec: SandboxSpec) -> None:
         isolation = self._context.driver.isolation
@@ -126,18 +150,21 @@ class Sandboxes:
             raise explained(error) from error
 
     async def drain(self) -> None:
-        """Powers every guest off, because the service is about to go down; the disks stay."""
+        """Powers every guest off, because the service is about to go down; the disks stay. What waits to be started is not started."""
         reason = "The service was taken down."
+        self._draining = True
         results = await asyncio.gather(
             *(
                 s.stop(reason, 10.0, Cause.SERVICE_DOWN)
                 for s in self.all()
-                if s.record.state in (State.RUNNING, State.PAUSED)
+                if s.record.state in (State.RUNNING, State.PAUSED, "creating", "starting")
             ),
             return_exceptions=True,
         )
         for result in results:
-            if isinstance(result, BaseException):
+            if isinstance(result, BaseException) and not isinstance(
+                result, Conflict
+            ):  # a creation that failed or was not begun
                 log.error("a sandbox could not be stopped: %s", result)
 
     async def release(self) -> None:

@@ -165,7 +165,9 @@ class NodeService:
     # -- sessions
 
     async def _session_create(self, _: Connection, request: wire.SessionSpec) -> wire.SessionStatus:
-        self._sandboxes.get(request.sandbox_id)
+        if self._sandboxes.get(request.sandbox_id).record.state in ("deleting", State.DELETED):
+            # Its sessions are being removed: a new one would stay for good.
+            raise NotFound("unknown_sandbox", "The sandbox is being deleted.", "Create a new one.")
         return await self._context.sessions.create(request)
 
     async def _session_get(self, _: Connection, request: wire.SessionRef) -> wire.SessionStatus:
