@@ -502,6 +502,29 @@ async def test_half_made_folders_go_and_unreadable_records_stay(house: House) ->
     assert strange.exists()
 
 
+async def test_what_cannot_be_read_keeps_no_session_from_being_found(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, kept = await house.create(1), await house.create(2)
+    (house.folder / "stray").write_text("no folder of a sandbox")
+    (house.folder / SANDBOX / "stray").write_text("no folder of a session")
+    read = Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        if path.parent.name == broken.id:
+            raise OSError(errno.EIO, "the disk is failing")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    house.open()
+    assert house.again(kept).id == kept.id
+    with pytest.raises(NotFound):
+        house.again(broken)
+    monkeypatch.undo()
+    house.open()
+    assert house.again(broken).id == broken.id
+
+
 @pytest.mark.parametrize("torn", [b"{", b'{"state":"running"', b'{"state":"nonsense"}'])
 async def test_a_line_that_was_not_finished_does_not_count(house: House, agent: Agent, torn: bytes) -> None:
     session = await house.running(agent)

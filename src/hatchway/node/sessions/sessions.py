@@ -60,18 +60,16 @@ class Sessions:
         """Reads back what a former process left; folders without a record (half made, half removed) go away."""
         found: list[Session] = []
         for sandbox_folder in self._folder.iterdir():
+            if not sandbox_folder.is_dir():
+                continue
             for folder in sandbox_folder.iterdir():
-                record = records.load(folder)
-                if record is None:
-                    if records.is_complete(folder):
-                        log.error("the record of session %s cannot be read; it is left alone", folder)
-                    else:
-                        shutil.rmtree(folder, ignore_errors=True)
+                try:
+                    session = self._load_one(folder)
+                except OSError as error:  # one that cannot be read must not keep the others from being found
+                    log.error("session %s cannot be read; it is left alone: %s", folder, error)
                     continue
-                if record.hidden and not record.agent_open:
-                    _remove(folder)
-                    continue
-                found.append(self._revive(folder, record))
+                if session is not None:
+                    found.append(session)
             with contextlib.suppress(OSError):
                 sandbox_folder.rmdir()
         for session in sorted(found, key=lambda one: one.record.created_at):
@@ -189,7 +187,7 @@ class Sessions:
             await asyncio.sleep(period_s)
             try:
                 self.sweep()
-            except OSError:
+            except Exception:  # a sweep that ended for good would keep every output for good
                 log.exception("sweeping the sessions failed")
 
     async def close(self) -> None:
@@ -206,6 +204,19 @@ class Sessions:
     def _add(self, session: Session) -> None:
         self._sessions[session.id] = session
         self._by_sandbox.setdefault(session.record.spec.sandbox_id, {})[session.id] = session
+
+    def _load_one(self, folder: Path) -> Session | None:
+        record = records.load(folder)
+        if record is None:
+            if records.is_complete(folder):
+                log.error("the record of session %s cannot be understood; it is left alone", folder)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+            return None
+        if record.hidden and not record.agent_open:
+            _remove(folder)
+            return None
+        return self._revive(folder, record)
 
     def _revive(self, folder: Path, record: Record) -> Session:
         spool = Spool.open(folder, self._limits.spool)
