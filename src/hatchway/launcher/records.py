@@ -57,7 +57,9 @@ def write(folder: int, record: VmRecord) -> None:
     new = NAME + ".new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
     try:
-        os.write(fd, msgspec.json.encode(record))
+        rest = memoryview(msgspec.json.encode(record))
+        while rest:  # a disk that becomes full takes a part first
+            rest = rest[os.write(fd, rest) :]
     finally:
         os.close(fd)
     os.rename(new, NAME, src_dir_fd=folder, dst_dir_fd=folder)
