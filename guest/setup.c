@@ -3,10 +3,13 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -52,26 +55,68 @@ const char *const *setup_environment(void) { return environment; }
 
 #define IDENTITY "/hw/identity"
 
+enum { IDENTITY_PAGE = 4096 };
+
 struct identity_file {
     const char *name; /* below /etc */
     int fd;           /* what the processes see, or -1 */
     int disk_fd;      /* what lies under it, on the disk, or -1 */
+    char *page;       /* its first page, mapped, or NULL */
+    char last[IDENTITY_PAGE]; /* what we wrote last, zeros behind it */
+    size_t length;
 };
 
-static struct identity_file hostname_file = {"hostname", -1, -1};
-static struct identity_file hosts_file = {"hosts", -1, -1};
-static struct identity_file machine_id_file = {"machine-id", -1, -1};
+static struct identity_file hostname_file = {.name = "hostname", .fd = -1, .disk_fd = -1};
+static struct identity_file hosts_file = {.name = "hosts", .fd = -1, .disk_fd = -1};
+static struct identity_file machine_id_file = {.name = "machine-id", .fd = -1, .disk_fd = -1};
 
-static int put_file(int fd, const char *text, size_t length)
+static sigjmp_buf no_page;
+
+static void page_is_gone(int signal_number)
+{
+    (void)signal_number;
+    siglongjmp(no_page, 1);
+}
+
+/* Overwrites the file through its mapping, with no system call, where it is as we left it and keeps its length. A process that
+   emptied it has taken the page away: then touching it is a SIGBUS, and the answer is no. */
+static bool put_in_place(struct identity_file *file, const char *text, size_t length)
+{
+    if (!file->page || length != file->length || length == 0)
+        return false;
+    if (sigsetjmp(no_page, 0) != 0)
+        return false;
+    if (memcmp(file->page, file->last, sizeof file->last) != 0)
+        return false;
+    memcpy(file->page, text, length);
+    memcpy(file->last, text, length);
+    return true;
+}
+
+static int write_whole(int fd, const char *text, size_t length)
 {
     struct stat st;
-    if (fd < 0)
-        return 0; /* it could not be laid out, and that was said */
     if (pwrite(fd, text, length, 0) != (ssize_t)length)
         return errno ? errno : ENOSPC;
     if (fstat(fd, &st) != 0 || ((size_t)st.st_size != length && ftruncate(fd, (off_t)length) != 0))
         return errno;
     return 0;
+}
+
+static int put_file(struct identity_file *file, const char *text, size_t length)
+{
+    if (file->fd < 0 || put_in_place(file, text, length))
+        return 0; /* one that could not be laid out was told of */
+    int error = write_whole(file->fd, text, length);
+    file->length = 0;
+    if (error == 0 && length > 0 && length <= sizeof file->last) {
+        memset(file->last, 0, sizeof file->last);
+        memcpy(file->last, text, length);
+        file->length = length;
+        if (file->page && sigsetjmp(no_page, 0) == 0)
+            *(volatile char *)file->page = text[0]; /* so that the page is there when it counts */
+    }
+    return error;
 }
 
 static size_t get_file(int fd, char *to, size_t room)
@@ -98,7 +143,7 @@ static void lay_out(struct identity_file *file)
     snprintf(target, sizeof target, "/proc/self/fd/%d", disk_fd);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     size_t length = get_file(disk_fd, text, sizeof text);
-    if (fd < 0 || put_file(fd, text, length) != 0 || mount(path, target, NULL, MS_BIND, NULL) != 0) {
+    if (fd < 0 || write_whole(fd, text, length) != 0 || mount(path, target, NULL, MS_BIND, NULL) != 0) {
         say("/etc/%s: %s", file->name, strerror(errno));
         close(disk_fd);
         if (fd >= 0)
@@ -107,12 +152,16 @@ static void lay_out(struct identity_file *file)
     }
     file->fd = fd;
     file->disk_fd = disk_fd;
+    void *page = mmap(NULL, IDENTITY_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    file->page = page == MAP_FAILED ? NULL : page;
 }
 
 void setup_lay_out(void)
 {
     make_folder(IDENTITY, 0700);
     must_mount("identity", IDENTITY, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=700,size=512k");
+    struct sigaction action = {.sa_handler = page_is_gone, .sa_flags = SA_NODEFER};
+    sigaction(SIGBUS, &action, NULL);
     lay_out(&hostname_file);
     lay_out(&hosts_file);
     lay_out(&machine_id_file);
@@ -124,18 +173,38 @@ void setup_keep(void)
     struct identity_file *const files[] = {&hostname_file, &hosts_file, &machine_id_file};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         size_t length = get_file(files[i]->fd, text, sizeof text);
-        if (length > 0 && length < sizeof text && put_file(files[i]->disk_fd, text, length) != 0)
+        if (files[i]->disk_fd < 0)
+            continue;
+        if (length > 0 && length < sizeof text && write_whole(files[i]->disk_fd, text, length) != 0)
             say("/etc/%s could not be kept: %s", files[i]->name, strerror(errno));
-        if (files[i]->disk_fd >= 0)
-            close(files[i]->disk_fd); /* open for writing, it would keep the disk from being made read-only */
+        close(files[i]->disk_fd); /* open for writing, it would keep the disk from being made read-only */
         files[i]->disk_fd = -1;
     }
+}
+
+/* The line of the sandbox's own name in /etc/hosts, always of one length: another name changes nothing around it. */
+enum { OWN_NAME = 10, OWN_LINE = OWN_NAME + MAX_HOSTNAME + 1 };
+static const char OWN_ADDRESS[] = "127.0.1.1\t";
+
+static void own_line(char *to, const char *hostname)
+{
+    size_t length = strlen(hostname);
+    memcpy(to, OWN_ADDRESS, OWN_NAME);
+    memcpy(to + OWN_NAME, hostname, length);
+    memset(to + OWN_NAME + length, ' ', MAX_HOSTNAME - length);
+    to[OWN_LINE - 1] = '\n';
 }
 
 /* Makes the sandbox's own name resolve (sudo asks for it): the line of 127.0.1.1 in /etc/hosts is ours, the rest is kept. */
 static int put_hosts(const char *hostname)
 {
-    static char old[MAX_HOSTS_FILE], new[MAX_HOSTS_FILE + 128];
+    static char old[MAX_HOSTS_FILE], new[MAX_HOSTS_FILE + OWN_LINE];
+    if (hosts_file.length >= OWN_LINE) { /* we wrote it last, our line behind the others: only that changes */
+        memcpy(new, hosts_file.last, hosts_file.length);
+        own_line(new + hosts_file.length - OWN_LINE, hostname);
+        if (put_in_place(&hosts_file, new, hosts_file.length))
+            return 0;
+    }
     size_t length = get_file(hosts_file.fd, old, sizeof old), out = 0;
     if (length == sizeof old)
         return 0; /* somebody's own, and large */
@@ -152,27 +221,28 @@ static int put_hosts(const char *hostname)
         }
         at += line;
     }
-    out += (size_t)snprintf(new + out, sizeof new - out, "127.0.1.1\t%s\n", hostname);
-    if (out == length && memcmp(new, old, out) == 0)
-        return 0;
-    return put_file(hosts_file.fd, new, out);
+    own_line(new + out, hostname);
+    return put_file(&hosts_file, new, out + OWN_LINE);
 }
 
 static int put_hostname(const char *hostname)
 {
     char line[MAX_HOSTNAME + 2];
-    if (sethostname(hostname, strlen(hostname)) != 0)
+    size_t length = strlen(hostname);
+    if (sethostname(hostname, length) != 0)
         return errno;
-    int length = snprintf(line, sizeof line, "%s\n", hostname);
-    int error = put_file(hostname_file.fd, line, (size_t)length);
+    memcpy(line, hostname, length);
+    line[length] = '\n';
+    int error = put_file(&hostname_file, line, length + 1);
     return error ? error : put_hosts(hostname);
 }
 
 static int put_machine_id(const char *id)
 {
-    char line[34];
-    snprintf(line, sizeof line, "%s\n", id);
-    return put_file(machine_id_file.fd, line, 33);
+    char line[33];
+    memcpy(line, id, 32);
+    line[32] = '\n';
+    return put_file(&machine_id_file, line, sizeof line);
 }
 
 static bool valid_hostname(const char *name);

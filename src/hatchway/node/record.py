@@ -42,18 +42,25 @@ class Record(msgspec.Struct, kw_only=True):
     host_boot_id: str = ""
 
 
-def write(folder: Path, record: Record) -> None:
-    """Makes the record durable in the sandbox's folder. Raises `OSError` (ENOSPC among them), leaving the former one."""
+def write(folder: Path, record: Record, *, durable: bool = True) -> None:
+    """Replaces the record in the sandbox's folder. Raises `OSError` (ENOSPC among them), leaving the former one.
+
+    One that is not `durable` outlives this process, which is what it is for, and is not sure to outlive the host: enough for
+    what a host that comes up again would begin anew anyhow.
+    """
     temporary = folder / (FILE + ".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         rest = memoryview(msgspec.json.encode(record))
         while rest:  # a disk that becomes full takes a part first
             rest = rest[os.write(fd, rest) :]
-        os.fsync(fd)
+        if durable:
+            os.fsync(fd)
     finally:
         os.close(fd)
     os.replace(temporary, folder / FILE)
+    if not durable:
+        return
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

@@ -252,7 +252,7 @@ class Sandbox:
         try:
             baked = await self._context.baker.baked(self._release(), self.record.shape, self._progress)
             phases.done("bake")
-            self._save_in_hand("creating")
+            self._save_in_hand("creating", durable=False)
             phases.done("record")
             greeting = _Greeting(self._setup(), fresh=True, within=RESTORE_WITHIN_S)
             try:
@@ -488,9 +488,9 @@ class Sandbox:
         self.record.cause, self.record.reason = cause and str(cause), reason
         self._save(state)
 
-    def _save_in_hand(self, state: str) -> None:
+    def _save_in_hand(self, state: str, *, durable: bool = True) -> None:
         self.record.host_boot_id = self._context.host_boot_id
-        self._write(state)
+        self._write(state, durable=durable)
 
     def _save(self, state: State) -> None:
         self.record.host_boot_id = self._context.host_boot_id
@@ -502,10 +502,10 @@ class Sandbox:
             self.record.state = str(state)
         self._publish()
 
-    def _write(self, state: str) -> None:
+    def _write(self, state: str, *, durable: bool = True) -> None:
         changed = msgspec.structs.replace(self.record, state=state)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        records.write(self.folder, changed)
+        records.write(self.folder, changed, durable=durable)
         self.record.state = state
 
     def _publish(self) -> None:

@@ -219,7 +219,7 @@ class Baker:
         setup = Setup(
             time_ns=time.time_ns(),
             entropy=os.urandom(256),
-            hostname="sandbox",
+            hostname=new_id(),  # of the usual length: another one then changes no file's size
             machine_id=secrets.token_hex(16),
             env={},
         )

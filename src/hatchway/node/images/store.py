@@ -32,6 +32,7 @@ from hatchway.wire.node import TemplateRelease
 
 TEMPLATES = "templates"
 TAGS = "tags"
+MAX_CHECKED = 256
 _NEEDED = ("kernel", "initrd", "base", "upper")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -87,6 +88,8 @@ class Images:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._checked: dict[str, tuple[int, Release]] = {}
+        """Releases by digest, with the change time of the manifest that they were read from: a release never changes."""
 
     def list(self) -> tuple[TemplateRelease, ...]:
         """Returns what every tag points to, by name and tag. Tags whose release is damaged are left out."""
@@ -118,6 +121,11 @@ class Images:
             raise self._unknown(digest)
         folder = self.folder / TEMPLATES / digest.removeprefix("sha256:")
         try:
+            changed_at = os.stat(folder / MANIFEST_FILE).st_ctime_ns
+            known = self._checked.get(digest)
+            if known is not None and known[0] == changed_at:
+                self._check_parts(known[1])
+                return known[1]
             with (folder / MANIFEST_FILE).open("rb") as file:
                 data = file.read(MAX_MANIFEST + 1)
         except (FileNotFoundError, NotADirectoryError):
@@ -134,9 +142,16 @@ class Images:
             raise _damaged(digest, "its manifest was changed")
         if any(name not in manifest.parts for name in _NEEDED):
             raise _damaged(digest, "its manifest lacks a part")
-        for part in manifest.parts.values():
-            self._check(folder, digest, part.file, part.size_bytes)
-        return Release(folder, digest, manifest)
+        if len(self._checked) >= MAX_CHECKED:
+            self._checked.clear()
+        release = Release(folder, digest, manifest)
+        self._check_parts(release)
+        self._checked[digest] = (changed_at, release)
+        return release
+
+    def _check_parts(self, release: Release) -> None:
+        for part in release.manifest.parts.values():
+            self._check(release.folder, release.digest, part.file, part.size_bytes)
 
     def _check(self, folder: Path, digest: str, name: str, size: int) -> None:
         if not _PLAIN.fullmatch(name):
