@@ -1,6 +1,7 @@
 """The data folder: made, checked, locked."""
 
 import fcntl
+import ipaddress
 import os
 import socket
 import stat
@@ -99,7 +100,13 @@ class Lock:
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Raises `Unavailable("port_taken")`."""
+    """Raises `Unavailable("port_taken")`, and `Forbidden("not_loopback")` for an address that other machines reach."""
+    if not _is_loopback(host):
+        raise Forbidden(
+            "not_loopback",
+            f"{host} is no loopback address: a listener that other machines reach needs TLS, which the service does not speak yet.",
+            "Listen on 127.0.0.1 or ::1, and let a proxy with TLS pass on to it.",
+        )
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Handed down to what is accepted: short answers do not wait 40 ms for the peer's delayed acknowledgement.
@@ -115,6 +122,13 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         ) from error
     sock.listen(1024)
     return sock
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def listen_unix(path: Path, kind: socket.SocketKind, owner: int) -> socket.socket:

@@ -46,11 +46,12 @@ class Role:
         if self._ready_fd >= 0:  # a restarted role is not waited for
             os.close(self._ready_fd)
         reading, writing = os.pipe()
+        supervisor = os.getpid()
         pid = os.fork()
         if pid == 0:
             try:
                 os.close(reading)
-                self._become(writing)
+                self._become(writing, supervisor)
             except BaseException:
                 logging.getLogger(__name__).exception("%s died", self.name)
                 os._exit(1)
@@ -79,7 +80,7 @@ class Role:
             return "it wrote no log"
         return lines[-1][-2_000:] if lines else "it wrote no log"
 
-    def _become(self, ready_fd: int) -> None:
+    def _become(self, ready_fd: int, supervisor: int) -> None:
         """The child's side: own log, own user, dies with the supervisor."""
         signal.set_wakeup_fd(-1)
         for ours in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
@@ -97,9 +98,8 @@ class Role:
             os.setgroups([])
             os.setresgid(self.uid, self.uid, self.uid)
             os.setresuid(self.uid, self.uid, self.uid)
-        parent = os.getppid()
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent or parent == 1:
+        if os.getppid() != supervisor:  # it died before
             os._exit(1)
         kept = {0, 1, 2, ready_fd, *(sock.fileno() for sock in self.sockets)}
         for number in map(int, os.listdir("/proc/self/fd")):
@@ -114,7 +114,7 @@ class Role:
             os.set_inheritable(ready_fd, True)
             environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HATCHWAY_READY_FD": str(ready_fd)}
             os.execve(self.argv[0], self.argv, environment)
-        configure(self.name, None)
+        configure(self.name)
 
         def say_ready() -> None:
             os.write(ready_fd, b"1")

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.errors import HatchwayError, Unavailable
-from hatchway.supervisor import folder
+from hatchway.supervisor import folder, logs
 from hatchway.supervisor.roles import Role, preload, python_argv
 from hatchway.supervisor.settings import Settings, libexec
 
@@ -23,6 +23,8 @@ RESTART_PAUSE_S = 1.0
 """A role that died within a second of its start is started again after this, doubled each time up to 30 s."""
 DRAIN_WITHIN_S = 60.0
 END_WITHIN_S = 10.0
+LOGS_EVERY_S = 60.0
+"""How often the length of the log files is looked at."""
 
 Report = Callable[[dict[str, object]], None]
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -221,10 +223,15 @@ class Supervisor:
 
     def _supervise(self) -> signal.Signals:
         delayed: dict[str, float] = {}
+        logs_at = time.monotonic()
         self._publish_roles()
         while True:
-            wait = min((at - time.monotonic() for at in delayed.values()), default=3600.0)
-            info = signal.sigtimedwait(_HANDLED, max(0.0, wait))
+            wait = min((at - time.monotonic() for at in delayed.values()), default=LOGS_EVERY_S)
+            info = signal.sigtimedwait(_HANDLED, max(0.0, min(wait, LOGS_EVERY_S)))
+            if time.monotonic() >= logs_at:
+                logs_at = time.monotonic() + LOGS_EVERY_S
+                for role in self._roles:
+                    logs.keep_bounded(role.log_file)
             if info is not None and info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 return signal.Signals(info.si_signo)
             if info is not None and info.si_signo == signal.SIGHUP:

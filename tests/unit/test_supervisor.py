@@ -1,0 +1,126 @@
+"""The supervisor's parts that need no service: listeners, log files, how a role is started."""
+
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hatchway.domain.errors import Forbidden, Unavailable
+from hatchway.supervisor import folder, logs
+from hatchway.supervisor.roles import Role
+
+CLONE_NEWPID = 0x20000000
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "sandboxes.example", ""])
+def test_a_listener_that_other_machines_reach_is_refused(host: str) -> None:
+    with pytest.raises(Forbidden) as refused:
+        folder.listen_tcp(host, 0)
+    assert refused.value.code == "not_loopback"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost"])
+def test_loopback_is_listened_on_once(host: str) -> None:
+    with folder.listen_tcp(host, 0) as sock:
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        with pytest.raises(Unavailable) as refused:
+            folder.listen_tcp(host, sock.getsockname()[1])
+    assert refused.value.code == "port_taken"
+
+
+@pytest.fixture
+def short_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_OCTETS", 10)
+
+
+def contents(file: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in file.parent.iterdir()}
+
+
+@pytest.mark.usefixtures("short_logs")
+def test_a_log_is_moved_on_and_its_writer_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "role.log"
+    with file.open("ab", buffering=0) as writer:
+        writer.write(b"0123456789")
+        logs.keep_bounded(file)
+        assert contents(file) == {"role.log": b"0123456789"}
+        for round_ in range(5):
+            writer.write(b"%d23456789ab" % round_)
+            logs.keep_bounded(file)
+        writer.write(b"next")
+    newest = {f"role.log.{number + 1}": b"23456789ab" for number in range(logs.KEPT)}
+    assert contents(file) == {"role.log": b"next", **newest}
+
+
+@pytest.mark.usefixtures("short_logs")
+def test_a_log_that_cannot_be_kept_is_emptied(tmp_path: Path) -> None:
+    file = tmp_path / "role.log"
+    file.write_bytes(b"x" * 100)
+    (tmp_path / "role.log.1").mkdir()
+    (tmp_path / "role.log.2").mkdir()
+    (tmp_path / "role.log.2" / "full").touch()
+    logs.keep_bounded(file)
+    assert file.read_bytes() == b""
+
+
+@pytest.mark.usefixtures("short_logs")
+def test_no_other_file_is_cut_in_place_of_a_log(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"x" * 100)
+    (tmp_path / "role.log").symlink_to(other)
+    logs.keep_bounded(tmp_path / "role.log")
+    logs.keep_bounded(tmp_path / "missing.log")
+    assert other.stat().st_size == 100
+
+
+def role(tmp_path: Path, body: Callable[[Callable[[], None]], None]) -> Role:
+    return Role("test", os.geteuid(), tmp_path / "test.log", body=body)
+
+
+def test_a_role_says_that_it_is_ready(tmp_path: Path) -> None:
+    def body(ready: Callable[[], None]) -> None:
+        ready()
+        signal.pause()
+
+    one = role(tmp_path, body)
+    one.start()
+    one.wait_ready()
+    one.ask_to_end()
+    assert os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1]) == -signal.SIGTERM
+
+
+def test_a_role_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
+    def body(_: Callable[[], None]) -> None:
+        os.write(2, b"there is no room\n")
+        raise OSError
+
+    one = role(tmp_path, body)
+    one.start()
+    with pytest.raises(Unavailable, match="there is no room"):
+        one.wait_ready()
+    os.waitpid(one.pid, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a PID namespace")
+def test_a_supervisor_that_is_the_first_process_of_a_container_starts_roles(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        if ctypes.CDLL(None).unshare(CLONE_NEWPID) != 0:
+            os._exit(1)
+        if os.fork() == 0:
+            assert os.getpid() == 1
+            one = role(tmp_path, lambda ready: ready())
+            one.start()
+            one.wait_ready(10.0)
+            os.write(writing, b"ready")
+            os._exit(0)
+        os.wait()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as told:
+        assert told.read() == b"ready"
+    os.waitpid(pid, 0)
