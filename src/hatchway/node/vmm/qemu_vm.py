@@ -27,6 +27,7 @@ KILL_WITHIN_S = 15.0
 LOAD_WITHIN_S = 60.0
 """Loading a saved state is milliseconds of work, and page faults on a cold memory file."""
 SAVE_WITHIN_S = 120.0
+WATCH_AGAIN_S = 0.5
 REAPED_WITHIN_S = 2.0
 """The control socket closes a moment before the shim has reaped the VMM."""
 
@@ -97,12 +98,19 @@ class QemuVm:
             )
 
     async def _watch(self, shim: ShimClient) -> None:
-        try:
-            status = await shim.watch()
-        except VmmError as error:
-            # The shim is PID 1 of the VMM's namespace: where it is gone, the VMM is.
-            log.warning("%s: the shim is gone: %s", self.spec.sandbox_id, error)
-            status = None
+        while True:
+            status: ExitStatus | None = None
+            try:
+                status = await shim.watch()
+            except VmmDied as error:
+                # The shim is PID 1 of the VMM's namespace: where it is gone, the VMM is.
+                log.warning("%s: the shim is gone: %s", self.spec.sandbox_id, error)
+            except VmmError as error:
+                # A host that is busy, or a process of ours that lacks descriptors, says nothing about the VMM.
+                log.warning("%s: the shim cannot be watched now: %s", self.spec.sandbox_id, error)
+                await asyncio.sleep(WATCH_AGAIN_S)
+                continue
+            break
         if status is not None:
             await self._hear_words(shim)
         self._ended_as(status)

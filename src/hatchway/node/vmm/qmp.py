@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from hatchway.node.vmm import seqpacket
 from hatchway.node.vmm.seam import VmmDied, VmmError, VmmTimeout
 
 MAX_LINE = 1024 * 1024
@@ -72,13 +73,15 @@ class Qmp:
     async def connect(cls, path: Path, on_event: Callable[[Event], None] | None = None) -> "Qmp":
         """Connects to a socket that somebody listens on; waits for no greeting.
 
-        Raises `VmmDied` when nobody listens.
+        Raises `VmmDied` when nobody listens, `VmmError` when this process lacks descriptors or memory to ask.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             connect_by_folder(sock, path)
         except (OSError, ValueError) as error:
             sock.close()
+            if isinstance(error, OSError) and seqpacket.exhausted(error):
+                raise VmmError(f"The VMM's control socket cannot be asked: {error.strerror}") from error
             raise VmmDied(f"Nobody listens on the VMM's control socket {path.name}: {error}") from error
         return cls(sock, on_event)
 

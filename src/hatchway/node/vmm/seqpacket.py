@@ -2,12 +2,18 @@
 
 import array
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 _RETRY_S = 0.005
+
+
+def exhausted(error: OSError) -> bool:
+    """Tells whether this process lacks what it needs to ask: that says nothing about whom it asks."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 async def connect(path: Path) -> socket.socket:

@@ -56,7 +56,7 @@ class ShimClient:
     """Asks one shim. A request at a time; `watch` has a connection of its own.
 
     All raise `VmmDied` when the shim is not there: it is PID 1 of the VMM's namespace, so that the VMM is not either; `VmmTimeout`
-    when it does not answer in time, `ShimError` for its no.
+    when it does not answer in time, `ShimError` for its no, `VmmError` when this process lacks descriptors or memory to ask it.
     """
 
     def __init__(self, path: Path, sock: socket.socket) -> None:
@@ -151,6 +151,8 @@ async def _connect(path: Path) -> socket.socket:
     except TimeoutError as error:
         raise VmmTimeout("the shim takes no connection") from error
     except OSError as error:
+        if seqpacket.exhausted(error):
+            raise VmmError(f"the shim cannot be asked: {error.strerror}") from error
         raise VmmDied(f"there is no shim: {error.strerror}") from error
 
 
