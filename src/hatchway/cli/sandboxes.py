@@ -77,10 +77,12 @@ def ls(
     """List the sandboxes."""
     from .output import print_json, print_table, when
 
-    found = front.client.sandboxes.list(state=state, template=template, metadata=pairs(metadata, "--metadata") or None)
-    kept = [sandbox for sandbox in found if all_ or state == "deleted" or sandbox.state != "deleted"]
+    wanted = pairs(metadata, "--metadata") or None
+    found = list(front.client.sandboxes.list(state=state, template=template, metadata=wanted))
+    if all_ and state is None:  # the service lists deleted ones only where it is asked for them
+        found += front.client.sandboxes.list(state="deleted", template=template, metadata=wanted)
     if front.json:
-        print_json(kept)
+        print_json(found)
         return
     rows = [
         (
@@ -92,7 +94,7 @@ def ls(
             one.isolation,
             when(one.created_at),
         )
-        for one in kept
+        for one in found
     ]
     print_table(("SANDBOX", "NAME", "STATE", "TEMPLATE", "SIZE", "ISOLATION", "CREATED"), rows)
 
