@@ -1,5 +1,6 @@
 """The event loop: descriptors, timers and the reaping of children, in one thread."""
 
+import contextlib
 import heapq
 import os
 import selectors
@@ -81,8 +82,9 @@ class Loop:
                 callback()
 
     def _woken(self) -> None:
-        while len(self._wake_read.recv(512)) == 512:
-            pass
+        with contextlib.suppress(BlockingIOError):  # there may have been exactly that many
+            while len(self._wake_read.recv(512)) == 512:
+                pass
         try:
             while os.waitpid(-1, os.WNOHANG)[0] > 0:
                 pass

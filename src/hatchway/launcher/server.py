@@ -4,6 +4,7 @@ A connection's requests are answered one after another, in their order: the next
 was answered. Who wants several at once opens several connections.
 """
 
+import errno
 import os
 import socket
 import struct
@@ -13,7 +14,7 @@ import msgspec
 from hatchway.launcher.errors import Refused
 from hatchway.launcher.log import say
 from hatchway.launcher.loop import Loop
-from hatchway.launcher.vms import Vms
+from hatchway.launcher.vms import Reply, Vms
 from hatchway.wire.launcher import (
     MAX_DATAGRAM,
     Answer,
@@ -29,6 +30,8 @@ from hatchway.wire.launcher import (
 
 MAX_CONNECTIONS = 32
 MAX_FDS = 96
+PAUSE_S = 0.2
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 _PEER = struct.Struct("3i")
 _decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
@@ -45,19 +48,28 @@ class Server:
         self._hello = hello
         self._peers = peers
         self._connections: set[_Connection] = set()
+        self._closed = False
         listener.setblocking(False)
-        loop.watch(listener.fileno(), self._accept)
+        self._listen()
 
     def close(self) -> None:
         """Drops every connection."""
+        self._closed = True
         self._loop.unwatch(self._listener.fileno())
         for connection in list(self._connections):
             connection.close()
 
+    def _listen(self) -> None:
+        if not self._closed:
+            self._loop.watch(self._listener.fileno(), self._accept)
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _EXHAUSTED:  # who waits goes on waiting, and would be reported again at once
+                self._loop.unwatch(self._listener.fileno())
+                self._loop.later(PAUSE_S, self._listen)
             return
         uid = peer_uid(sock)
         if uid not in self._peers or len(self._connections) >= MAX_CONNECTIONS:
@@ -73,7 +85,7 @@ class Server:
 
     def handle(self, data: bytes, fds: list[int], connection: "_Connection") -> None:
         """Does what one datagram asks."""
-        reply = connection.reply
+        reply = _once(connection.reply)
         try:
             request = _decoder.decode(data)
             match request:
@@ -93,6 +105,23 @@ class Server:
             reply(Failed(code="invalid", message="not a request: text that is no UTF-8"))
         except Refused as error:
             reply(error.answer())
+        except OSError as error:
+            # The host lacks something, or what came along cannot even be looked at: no reason to end for all others.
+            say(f"a request failed: {error}")
+            reply(Failed(code="host_exhausted", message=f"the host refused: {error}"))
+
+
+def _once(reply: Reply) -> Reply:
+    """Returns a reply of which only the first counts: a later one would be taken for the answer to the next request."""
+    owed = True
+
+    def answer(what: Answer) -> None:
+        nonlocal owed
+        if owed:
+            owed = False
+            reply(what)
+
+    return answer
 
 
 class _Connection:

@@ -1,6 +1,7 @@
 """Slots prepared ahead: parked shims that already have their network namespace, tap and cgroup, and wait for their VM."""
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -42,6 +43,7 @@ class Stock:
         self._shim = shim
         self._target = target
         self._network = network
+        self._slots = slots
         self._free = list(range(slots - 1, -1, -1))
         self._waiting: list[Slot] = []
         self._planned = False
@@ -85,7 +87,8 @@ class Stock:
                 self._loop.later(0.02, attempt)
                 return
             if gone:
-                self._free.append(number)
+                if number < self._slots:  # else it is from a launcher that was started with more
+                    self._free.append(number)
                 self.plan()
             else:
                 say(f"slot {number}: its cgroup cannot be removed; the slot stays out of use")
@@ -143,8 +146,18 @@ class Stock:
             raise Refused("no_slot", "all slots are taken", "delete sandboxes, or start with more --slots")
         number = self._free.pop()
         cgroup = self._cgroups.slot(number)
+        try:
+            return self._spawn(number, cgroup)
+        except OSError as error:
+            cgroup.remove()
+            self._free.append(number)
+            raise Refused("host_exhausted", f"preparing a slot: {error}") from error
+
+    def _spawn(self, number: int, cgroup: SlotCgroup) -> Slot:
+        """Starts a shim. Raises `OSError`, and nothing of it runs then."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         procs: list[int] = []
+        pid = 0
         try:
             cgroup.make()
             procs = cgroup.open_procs()
@@ -157,13 +170,14 @@ class Stock:
             theirs.set_inheritable(True)
             # One thread: nobody else can start a program while these are inheritable.
             pid = os.posix_spawn(self._shim, words, {}, setsigmask=[])
-        except OSError as error:
+            return Slot(number, cgroup, pid, ours)
+        except OSError:
             ours.close()
-            cgroup.remove()
-            self._free.append(number)
-            raise Refused("host_exhausted", f"preparing a slot: {error}") from error
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            raise
         finally:
             theirs.close()
             for fd in procs:
                 os.close(fd)
-        return Slot(number, cgroup, pid, ours)

@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -88,12 +89,16 @@ class Vms:
     def adopt(self) -> None:
         """Takes over what an earlier launcher left: VMs with a record; half-made folders are removed (their shims ended with it)."""
         for sandbox_id in list(self._run.ids()):
-            folder = self._run.open(sandbox_id)
+            try:
+                folder = self._run.open(sandbox_id)
+            except OSError as error:
+                say(f"{sandbox_id} in the run folder: {error}")
+                continue
             record = records.read(folder)
             os.close(folder)
             if record is None or record.sandbox_id != sandbox_id:
                 say(f"removing what is left of {sandbox_id}, whose start was not finished")
-                self._run.remove(sandbox_id)
+                _attempt("removing it", partial(self._run.remove, sandbox_id))
                 continue
             self._stock.reserve(record.slot)
             pidfd = None
@@ -334,8 +339,8 @@ class Vms:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(start.slot.pidfd, signal.SIGKILL)
         self._finish(start)
-        start.slot.cgroup.kill()
-        self._run.remove(start.request.sandbox_id)
+        _attempt("its cgroup", start.slot.cgroup.kill)
+        _attempt("its folder", partial(self._run.remove, start.request.sandbox_id))
         say(f"{start.request.sandbox_id} did not start: {why.code}: {why.message}")
 
         def then() -> None:
@@ -373,7 +378,13 @@ class Vms:
             for reply in replies:
                 reply(Done())
             return
-        self._run.remove(vm.record.sandbox_id)
+        try:
+            self._run.remove(vm.record.sandbox_id)
+        except OSError as error:
+            failed = Refused("host_exhausted", f"removing the VM's folder: {error}")
+            for reply in replies:
+                reply(failed.answer())
+            return
         del self._vms[vm.record.sandbox_id]
 
         def then() -> None:
@@ -395,6 +406,14 @@ class Vms:
         ).answer()
         for reply in killers:
             reply(answer)
+
+
+def _attempt(what: str, action: Callable[[], object]) -> None:
+    """Does what must not keep the rest from being done."""
+    try:
+        action()
+    except OSError as error:
+        say(f"{what}: {error}")
 
 
 def _mode(path: str) -> int:
