@@ -1,16 +1,18 @@
 """The supervisor's parts that need no service: listeners, log files, how a role is started."""
 
 import ctypes
+import errno
 import os
 import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hatchway.domain.errors import Forbidden, Unavailable
-from hatchway.supervisor import folder, logs
+from hatchway.supervisor import folder, logs, supervise
 from hatchway.supervisor.roles import Role
 
 CLONE_NEWPID = 0x20000000
@@ -124,3 +126,49 @@ def test_a_supervisor_that_is_the_first_process_of_a_container_starts_roles(tmp_
     with os.fdopen(reading, "rb") as told:
         assert told.read() == b"ready"
     os.waitpid(pid, 0)
+
+
+class Reluctant:
+    """A role that died, and that the host cannot start at once."""
+
+    name, pid, restarts, last_start = "node", 0, 0, 0.0
+
+    def __init__(self, log_file: Path) -> None:
+        self.log_file = log_file
+        self.starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+        if self.starts < 3:
+            raise OSError(errno.EAGAIN, "no process is left")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_service_goes_on_where_nothing_can_be_written_and_nothing_be_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "RESTART_PAUSE_S", 0.0)
+    told = []
+
+    def report(event: dict[str, object]) -> None:
+        told.append(event)
+        raise OSError(errno.ENOSPC, "full")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(supervise, "_write_private", full)
+    settings = SimpleNamespace(run=tmp_path)
+    supervisor = supervise.Supervisor(settings, report)  # type: ignore[arg-type]
+    role = Reluctant(tmp_path / "node.log")
+    supervisor._roles = [role]  # type: ignore[list-item]
+    dead = [[role]]
+    monkeypatch.setattr(supervisor, "_reaped", lambda: dead.pop() if dead else [])
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, supervise._HANDLED)
+    try:
+        os.kill(os.getpid(), signal.SIGCHLD)
+        assert supervisor._supervise() is signal.SIGTERM
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    assert role.starts == 3
+    assert told[-1] == {"event": "restarted", "role": "node"}

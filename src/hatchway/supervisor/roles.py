@@ -42,12 +42,18 @@ class Role:
     _ready_fd: int = field(default=-1, repr=False)
 
     def start(self) -> None:
-        """Starts the process; `wait_ready` tells when it serves."""
+        """Starts the process; `wait_ready` tells when it serves. Raises `OSError` when the host has no process left for it."""
         if self._ready_fd >= 0:  # a restarted role is not waited for
             os.close(self._ready_fd)
+            self._ready_fd = -1
         reading, writing = os.pipe()
         supervisor = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(reading)
+            os.close(writing)
+            raise
         if pid == 0:
             try:
                 os.close(reading)

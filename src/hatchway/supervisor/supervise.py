@@ -35,9 +35,14 @@ class Supervisor:
 
     def __init__(self, settings: Settings, report: Report) -> None:
         self._settings = settings
-        self._report = report
+        self._tell = report
         self._roles: list[Role] = []
         self._lock = folder.Lock(settings)
+
+    def _report(self, event: dict[str, object]) -> None:
+        """Nobody who reads any more, or a full disk below the log, ends no service."""
+        with contextlib.suppress(OSError):
+            self._tell(event)
 
     def run(self) -> None:
         """Runs until a signal ends it: SIGINT and SIGTERM power the sandboxes off too, SIGUSR1 leaves them running."""
@@ -219,7 +224,8 @@ class Supervisor:
     def _publish_roles(self) -> None:
         """run/roles.json: the process of each role, for whoever operates the machine."""
         roles = {role.name: role.pid for role in self._roles}
-        _write_private(self._settings.run / "roles.json", json.dumps(roles).encode(), 0o644)
+        with contextlib.suppress(OSError):  # on a full disk the roles go on without it
+            _write_private(self._settings.run / "roles.json", json.dumps(roles).encode(), 0o644)
 
     def _supervise(self) -> signal.Signals:
         delayed: dict[str, float] = {}
@@ -246,7 +252,12 @@ class Supervisor:
                 if role.name in delayed and delayed[role.name] <= time.monotonic():
                     del delayed[role.name]
                     role.last_start = time.monotonic()
-                    role.start()
+                    try:
+                        role.start()
+                    except OSError as error:  # the host has no process or descriptor left for it now
+                        delayed[role.name] = time.monotonic() + RESTART_PAUSE_S
+                        self._report({"event": "progress", "phase": "restart", "message": f"{role.name}: {error}"})
+                        continue
                     self._publish_roles()
                     self._report({"event": "restarted", "role": role.name})
 
