@@ -1,9 +1,12 @@
 """What holds of the repository as a whole: its dependencies, its documentation, and what none of its files may name."""
 
+import ast
 import os
 import re
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 IMPORTED_AS = {"pyjwt": "jwt"}
@@ -55,3 +58,28 @@ def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:
             if REGISTRIES.search(line) or A_MACHINE.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
     assert not found, "\n".join(found)
+
+
+def rooms() -> list[Path]:
+    return sorted(path.parent for path in (ROOT / "src").rglob("__init__.py") if path.parent.name != "versions")
+
+
+@pytest.mark.parametrize("room", rooms(), ids=lambda room: str(room.relative_to(ROOT / "src")))
+def test_every_room_says_what_lives_there(room: Path) -> None:
+    said = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    assert len(said.split(". ")) > 1 or "\n\n" in said
+    for name in re.findall(r"`([a-z][a-z_]*(?:\.[a-z_]+)*)`", said):
+        assert any(
+            found(base, name.split(".")) for base in (room, *room.parents[: len(room.relative_to(ROOT).parts)])
+        ), name
+
+
+def found(base: Path, parts: list[str]) -> bool:
+    """Whether a module, or a name in one, is reached from `base`."""
+    for part in parts[:-1]:
+        base /= part
+    last = base / parts[-1]
+    if last.is_dir() or last.with_suffix(".py").is_file():
+        return True
+    module = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
+    return len(parts) > 1 and module.is_file() and re.search(rf"\b{parts[-1]}\b", module.read_text()) is not None

@@ -1,7 +1,7 @@
 """The Python SDK: `Hatchway` for blocking code, `AsyncHatchway` for asyncio, and what they hand out.
 
 Imports no server code, only httpx, msgspec and the standard library; `cli/` and users call it. The logic of every call is
-in flows without I/O (`calls`, `streams`), which the two drivers of `transport` carry out; what is not named in `__all__`
+in flows without I/O (`calls`, `streams`), which the drivers in `transport` and `atransport` carry out; what is not named in `__all__`
 here may change.
 """
 

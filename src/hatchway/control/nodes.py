@@ -134,12 +134,6 @@ class Nodes:
             raise unreachable(node_id or "of this installation") from None
         return link
 
-    async def reconfigure(self) -> None:
-        """Pushes the keys of tokens to every connected node again."""
-        message = await self._configure()
-        for link in self.ready():
-            await link.call("node.configure", message, Empty, within=GREET_WITHIN_S)
-
     async def _keep(self, link: NodeLink) -> None:
         pause = RETRY_LOCAL_S if isinstance(link.address, UnixNode) else RETRY_REMOTE_S
         told, failures = False, 0

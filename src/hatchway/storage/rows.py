@@ -96,16 +96,6 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
 
 
-class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that was connected once; `info` is its last `wire.node.NodeInfo` as plain data."""
-
-    id: str
-    address: str
-    info: dict[str, Any]
-    created_at: float
-    seen_at: float
-
-
 def sandbox(row: RowMapping) -> SandboxRow:
     """From a row of the table."""
     values = dict(row)

@@ -5,7 +5,6 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from hatchway.storage.rows import NodeRow
 from hatchway.storage.tables import nodes, settings
 
 
@@ -28,8 +27,3 @@ def note_node(connection: Connection, node_id: str, address: str, info: dict[str
     done = connection.execute(update(nodes).where(nodes.c.id == node_id).values(**values))
     if done.rowcount == 0:
         connection.execute(insert(nodes), {"id": node_id, "created_at": now, **values})
-
-
-def list_nodes(connection: Connection) -> list[NodeRow]:
-    """Every node that was ever connected."""
-    return [NodeRow(**row) for row in connection.execute(select(nodes).order_by(nodes.c.id)).mappings()]

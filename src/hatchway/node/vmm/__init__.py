@@ -1,3 +1,6 @@
-"""Drives virtual machine monitors: the `Vmm` seam (`seam.py`), the driver for QEMU's microvm, and the probe that finds out what
-this host can really do. May import `domain` and `wire`; the node's core calls it, and `hatchway doctor` calls the probe.
+"""Drives virtual machine monitors.
+
+`seam` says what every driver offers, `qemu` is the driver for QEMU's microvm with `qemu_vm` for one machine of it, `launcher` and
+`shim` speak with those two, `probe` finds out what this host can really do. May import `domain` and `wire`; the node's core and
+`node.images` call it through `seam`, and `hatchway doctor` calls the probe.
 """

@@ -19,7 +19,6 @@ RAM_PATH = "/hatchway/ram"
 """What the preload library answers with the descriptor in the environment variable `HATCHWAY_RAM_FD`."""
 TOP_NODE = "upper"
 """Name of the block node that the guest writes to."""
-TOP_DEVICE = "/machine/peripheral/upper-disk"
 CONSOLE_OCTETS = 65_536
 RNG_OCTETS, RNG_PERIOD_MS = 16_384, 1_000
 """How much host randomness a guest may draw: 16 KiB a second."""
