@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,20 +110,26 @@ static bool empty(const struct tree *tree)
 
 static int signal_cgroup(int fd, int signal)
 {
-    static char text[65536]; /* some 10,000 pids: more than the sandbox may have */
-    ssize_t n = read_at(fd, "cgroup.procs", text, sizeof text);
-    if (n < 0)
-        return (int)n;
+    char text[4096];
+    size_t have = 0;
+    ssize_t n;
     int found = 0;
-    for (char *at = text; *at;) {
-        char *end;
-        long pid = strtol(at, &end, 10);
-        if (end == at)
-            break;
-        if (pid > 1 && kill((pid_t)pid, signal) == 0)
-            found++;
-        at = *end ? end + 1 : end;
+    int procs = openat(fd, "cgroup.procs", O_RDONLY | O_CLOEXEC);
+    if (procs < 0)
+        return -errno;
+    while ((n = read(procs, text + have, sizeof text - 1 - have)) > 0) {
+        have += (size_t)n;
+        text[have] = 0;
+        char *at = text, *end;
+        for (; (end = strchr(at, '\n')); at = end + 1) {
+            long pid = strtol(at, NULL, 10);
+            if (pid > 1 && pid <= INT_MAX && kill((pid_t)pid, signal) == 0)
+                found++;
+        }
+        have -= (size_t)(at - text);
+        memmove(text, at, have); /* the first half of a number is another's */
     }
+    close(procs);
     return found ? 0 : -ESRCH;
 }
 

@@ -1,7 +1,9 @@
-/* Starts that the kernel refuses, with the parts of a whole agent that has a folder of its own for its cgroups. */
+/* Starts that the kernel refuses and trees of many processes, with the parts of a whole agent and folders in place of cgroups. */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "../agent.h"
@@ -53,6 +55,53 @@ static void a_cgroup_that_cannot_be_made_costs_no_descriptor(void)
     close(fd);
 }
 
+static pid_t sleeper(void)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        for (;;)
+            pause();
+    }
+    CHECK(pid > 0);
+    return pid;
+}
+
+/* More processes than any buffer holds: each is signalled, and no half of a number is. */
+static void a_signal_reaches_all_of_a_large_cgroup(void)
+{
+    char folder[] = "/tmp/hatchway-test-XXXXXX", path[64];
+    CHECK(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/cgroup.procs", folder);
+    for (int cut = 65536 - 12; cut <= 65536 + 12; cut++) {
+        pid_t spared = sleeper(), last = sleeper();
+        FILE *file = fopen(path, "w");
+        CHECK(file);
+        int digits = snprintf(NULL, 0, "%d", (int)spared), at = 0;
+        while (cut - digits - at >= 24)
+            at += fprintf(file, "99999999999\n");
+        while (cut - digits - at > 0)
+            at += fprintf(file, "\n");
+        fprintf(file, "%d9999999\n", (int)spared); /* its first digits end at octet `cut` */
+        for (int i = 0; i < 6000; i++)
+            fprintf(file, "99999999999\n");
+        fprintf(file, "%d\n", (int)last);
+        CHECK_EQUAL(fclose(file), 0);
+        struct tree tree = {.cgroup_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+        CHECK_EQUAL(tree_signal(&tree, 0, SIGTERM), 0);
+        int status;
+        CHECK(waitpid(last, &status, 0) == last && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+        CHECK_EQUAL(waitpid(spared, NULL, WNOHANG), 0);
+        CHECK_EQUAL(kill(spared, SIGKILL), 0);
+        CHECK(waitpid(spared, &status, 0) == spared && WTERMSIG(status) == SIGKILL);
+        close(tree.cgroup_fd);
+    }
+    unlink(path);
+    rmdir(folder);
+}
+
 int main(void)
 {
     int fd;
@@ -62,5 +111,6 @@ int main(void)
     agent.null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     CHECK(agent.root_fd >= 0 && agent.null_fd >= 0 && loop_open() && procs_open());
     RUN(a_cgroup_that_cannot_be_made_costs_no_descriptor);
+    RUN(a_signal_reaches_all_of_a_large_cgroup);
     return 0;
 }
