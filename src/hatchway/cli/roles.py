@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     app.command("up")(up)
     app.command("down")(down)
     app.command("doctor")(doctor)
+    app.command("bench")(bench)
 
 
 def up(
@@ -73,6 +74,18 @@ def doctor(data_dir: DataDir = None, json: Json = False) -> None:
     from hatchway.supervisor import commands
 
     _finish(lambda: commands.doctor(_settings(data_dir), as_json=json), json)
+
+
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[floor|create|exec]...", help="Default: all.")] = None,
+    runs: Annotated[int, typer.Option("--runs", min=3, max=1000, help="Counted runs of each.")] = 20,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Measure the running service against the bare VMM of this machine, in the same run."""
+    from hatchway.bench.commands import run
+
+    _finish(lambda: run(names or [], _settings(data_dir).data_dir, runs=runs, as_json=json), json)
 
 
 def _settings(data_dir: Path | None) -> "Settings":
