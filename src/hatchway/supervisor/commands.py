@@ -110,9 +110,9 @@ def _detached(settings: Settings, writing: int) -> int:
 
     def report(event: dict[str, object]) -> None:
         line = json.dumps(event).encode() + b"\n"
-        os.write(1, line)
-        with contextlib.suppress(OSError):
-            os.write(writing, line)
+        for fd in (1, writing):
+            with contextlib.suppress(OSError):  # the disk below the log is full, or the starter is gone
+                os.write(fd, line)
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
