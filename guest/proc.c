@@ -76,7 +76,7 @@ bool proc_connect(struct proc *proc, const struct proc_ends *ends)
     return streams_connect(proc, ends);
 }
 
-static void set_deadline(struct proc *proc, uint64_t deadline)
+void proc_set_deadline(struct proc *proc, uint64_t deadline)
 {
     deadlines -= proc->deadline_ns != 0;
     proc->deadline_ns = deadline;
@@ -97,7 +97,7 @@ static void settle(struct proc *proc)
         proc->state = state;
         proc->dirty = true;
         if (state >= STATE_EXITED)
-            set_deadline(proc, 0);
+            proc_set_deadline(proc, 0);
     }
 }
 
@@ -111,7 +111,6 @@ void proc_running(struct proc *proc)
     proc->job = NULL;
     proc->state = STATE_RUNNING;
     proc->dirty = true;
-    deadlines += proc->deadline_ns != 0;
     settle(proc);
 }
 
@@ -122,7 +121,7 @@ void proc_failed(struct proc *proc, const char *message)
         snprintf(proc->message, sizeof proc->message, "%s", message);
     proc->reason = REASON_SPAWN_FAILED;
     proc->pid = 0;
-    proc->deadline_ns = 0;
+    proc_set_deadline(proc, 0);
     proc->ended_ns = now_ns();
     proc->exit_code = proc->exit_signal = 0;
     proc->wait_pending = true;
@@ -137,12 +136,10 @@ void proc_forget(struct proc *proc)
     if (proc->job) {
         if (proc->pid > 1)
             kill(proc->pid, SIGKILL);
-        proc->deadline_ns = 0;
         spawn_detach(proc->job);
         proc->job = NULL;
-    } else {
-        set_deadline(proc, 0);
     }
+    proc_set_deadline(proc, 0);
     if (proc->reason != REASON_SPAWN_FAILED)
         tree_release(&proc->tree, proc->pid);
     streams_close(proc);
@@ -242,7 +239,7 @@ uint64_t procs_deadline(void)
     if (deadlines == 0)
         return 0;
     for (unsigned i = 0; (proc = proc_each(&i));)
-        if (proc->state == STATE_RUNNING && proc->deadline_ns && (soonest == 0 || proc->deadline_ns < soonest))
+        if (proc->deadline_ns && (soonest == 0 || proc->deadline_ns < soonest))
             soonest = proc->deadline_ns;
     return soonest;
 }
@@ -252,8 +249,8 @@ void procs_expire(void)
     uint64_t now = now_ns();
     struct proc *proc;
     for (unsigned i = 0; (proc = proc_each(&i));) {
-        if (proc->state == STATE_RUNNING && proc->deadline_ns && proc->deadline_ns <= now) {
-            set_deadline(proc, 0);
+        if (proc->deadline_ns && proc->deadline_ns <= now) {
+            proc_set_deadline(proc, 0);
             proc->killed_by_timeout = true;
             tree_signal(&proc->tree, proc->pid, SIGKILL);
         }

@@ -69,6 +69,8 @@ struct proc *proc_by_key(const char *key);
 struct proc *proc_new(uint32_t number, const char *key);
 /* Takes the ends of its streams; false when the kernel cannot watch them. */
 bool proc_connect(struct proc *proc, const struct proc_ends *ends);
+/* When its tree is to be killed (CLOCK_MONOTONIC; 0: never), also while it is still starting. */
+void proc_set_deadline(struct proc *proc, uint64_t deadline);
 /* The exec succeeded. */
 void proc_running(struct proc *proc);
 /* The process could not be started; the record says why. */

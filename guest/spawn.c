@@ -311,8 +311,6 @@ int spawn_start(struct proc *proc, const struct spawn_request *request)
         explain(proc, "too many large starts at once; try again");
         return -EAGAIN;
     }
-    if (request->timeout_ms)
-        proc->deadline_ns = now_ns() + request->timeout_ms * 1000000u;
     if (!launch(proc, job, request)) {
         release(job);
         proc_failed(proc, proc->message);
@@ -320,6 +318,8 @@ int spawn_start(struct proc *proc, const struct spawn_request *request)
     }
     job->proc = proc;
     proc->job = job;
+    if (request->timeout_ms)
+        proc_set_deadline(proc, now_ns() + request->timeout_ms * 1000000u);
     if (!watch_set(&job->report, EPOLLIN)) /* without it nothing would tell how the start went */
         say("a start cannot be watched: %s", strerror(errno));
     return 0;

@@ -1,7 +1,9 @@
 /* The whole agent, in host mode, as its host sees it. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -374,6 +376,31 @@ static void timeouts_kill_the_tree(void)
     wait_gone(child);
 }
 
+/* Whoever opens a leased file waits until the lease is given back: so does an exec. */
+static void timeouts_end_a_start_that_hangs(void)
+{
+    char program[] = "/tmp/hatchway-agent-test-XXXXXX";
+    int fd = mkstemp(program);
+    CHECK(fd >= 0 && fchmod(fd, 0755) == 0);
+    CHECK_EQUAL(write(fd, "#!/bin/sh\n", 10), 10);
+    CHECK(signal(SIGIO, SIG_IGN) != SIG_ERR);
+    CHECK_EQUAL(fcntl(fd, F_SETLEASE, F_WRLCK), 0);
+    struct field_writer *fields = payload();
+    char key[32];
+    snprintf(key, sizeof key, "key-%u", ++number);
+    write_text(fields, F_KEY, key);
+    write_u64(fields, F_SIZE, number);
+    write_u64(fields, F_TIMEOUT_MS, 200);
+    write_text(fields, F_ARG, program);
+    struct answer answer = request(T_SPAWN, fields);
+    CHECK(answer.status == 0 && answer.pid > 1);
+    UNTIL(ended(number));
+    CHECK(seen[number].reason == REASON_TIMEOUT && seen[number].exit_signal == SIGKILL);
+    wait_gone((pid_t)answer.pid);
+    close(fd);
+    unlink(program);
+}
+
 static void a_terminal(void)
 {
     struct field_writer *fields = payload();
@@ -638,6 +665,7 @@ int main(int argc, char **argv)
     RUN(signals_reach_the_tree_or_the_leader);
     RUN(close_kills_the_tree);
     RUN(timeouts_kill_the_tree);
+    RUN(timeouts_end_a_start_that_hangs);
     RUN(a_terminal);
     RUN(the_end_of_a_terminals_input);
     RUN(merged_streams_keep_their_order);
