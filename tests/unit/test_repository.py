@@ -70,7 +70,7 @@ def test_every_room_says_what_lives_there(room: Path) -> None:
     assert len(said.split(". ")) > 1 or "\n\n" in said
     for name in re.findall(r"`([a-z][a-z_]*(?:\.[a-z_]+)*)`", said):
         assert any(
-            found(base, name.split(".")) for base in (room, *room.parents[: len(room.relative_to(ROOT).parts)])
+            found(base, name.split(".")) for base in (room, *room.parents[: len(room.relative_to(ROOT / "src").parts)])
         ), name
 
 

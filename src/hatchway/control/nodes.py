@@ -21,6 +21,7 @@ import msgspec
 from hatchway.control.config import NodeAddress, UnixNode
 from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.wire.node import METHODS, Configure, Empty, Event, NodeInfo
+from hatchway.wire.paths import address
 from hatchway.wire.rpc import Connection
 
 T = TypeVar("T")
@@ -224,12 +225,8 @@ def client_tls(certificate: os.PathLike[str], key: os.PathLike[str], ca: os.Path
 
 
 async def _open_unix(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects by way of the folder's descriptor: the path may be longer than a socket address."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)
+    with address(path) as reached:
+        return await asyncio.open_unix_connection(reached)
 
 
 def _check_peer(writer: asyncio.StreamWriter, uid: int | None) -> None:

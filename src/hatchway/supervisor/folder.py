@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hatchway.domain.errors import Conflict, Forbidden, Unavailable
 from hatchway.supervisor.settings import Settings
+from hatchway.wire.paths import address
 
 
 def prepare(settings: Settings) -> None:
@@ -134,16 +135,13 @@ def _is_loopback(host: str) -> bool:
 def listen_unix(path: Path, kind: socket.SocketKind, owner: int) -> socket.socket:
     """Listens on a socket that only `owner` may connect to; the path may be longer than a socket address."""
     path.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with address(path) as reached:
         sock = socket.socket(socket.AF_UNIX, kind)
         former = os.umask(0o177)
         try:
-            sock.bind(f"/proc/self/fd/{directory}/{path.name}")
+            sock.bind(reached)
         finally:
             os.umask(former)
-    finally:
-        os.close(directory)
     if owner != os.geteuid():
         os.chown(path, owner, owner)
     sock.listen(64)

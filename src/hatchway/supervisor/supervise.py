@@ -5,19 +5,18 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.supervisor import folder, logs
 from hatchway.supervisor.roles import Role, preload, python_argv
 from hatchway.supervisor.settings import Settings, libexec
+from hatchway.wire.node import Empty
+from hatchway.wire.rpc import call_once
 
 RESTART_PAUSE_S = 1.0
 """A role that died within a second of its start is started again after this, doubled each time up to 30 s."""
@@ -279,7 +278,7 @@ class Supervisor:
     def _drain(self) -> None:
         self._report({"event": "progress", "phase": "drain", "message": "powering the sandboxes off"})
         try:
-            _call_node(self._settings.run / "node.sock", "node.drain", DRAIN_WITHIN_S)
+            call_once(self._settings.run / "node.sock", "node.drain", Empty(), within=DRAIN_WITHIN_S)
         except (OSError, TimeoutError, HatchwayError) as error:
             self._report(
                 {"event": "progress", "phase": "drain", "message": f"not all sandboxes could be powered off: {error}"}
@@ -330,23 +329,3 @@ def _write_private(path: Path, content: bytes, mode: int) -> None:
     with os.fdopen(fd, "wb") as file:
         file.write(content)
     os.replace(temporary, path)
-
-
-def _call_node(path: Path, method: str, within: float) -> None:
-    """One RPC without an event loop: see `wire.rpc` for the framing."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(within)
-            sock.connect(f"/proc/self/fd/{directory}/{path.name}")
-            body = msgspec.msgpack.encode((1, method, {}))
-            sock.sendall(struct.pack(">I", len(body)) + body)
-            with sock.makefile("rb") as stream:
-                (length,) = struct.unpack(">I", stream.read(4))
-                _, error, _ = msgspec.msgpack.decode(stream.read(length))
-    except struct.error:
-        raise Unavailable("peer_lost", "The node went away in the middle.") from None
-    finally:
-        os.close(directory)
-    if error is not None:
-        raise Unavailable(str(error.get("code")), str(error.get("cause")))

@@ -1,6 +1,6 @@
 """Messages between our own processes, and the protocols that carry them.
 
-The guest-channel codec (`channel`), the messages of the node (`node`), of the launcher (`launcher`) and of the shim
-(`shim`), the RPC framing between control and node (`rpc`), and data-plane tokens (`tokens`). May import `domain` only;
-every process of ours imports from here.
+The guest-channel codec (`channel`, `channel_fields`), the messages of the node (`node`) and of the launcher (`launcher`), the RPC
+framing between control and node (`rpc`), data-plane tokens (`tokens`), and Unix sockets at paths of any length (`paths`). May
+import `domain` only; every process of ours imports from here.
 """

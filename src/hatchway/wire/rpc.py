@@ -10,13 +10,16 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from hatchway.domain.errors import HatchwayError, Internal, Unavailable, from_status
+from hatchway.wire.paths import address
 
 T = TypeVar("T")
 
@@ -165,6 +168,29 @@ class Connection:
             answer = (number, None, result)
         if not self.closed.is_set():
             self._send(answer)
+
+
+def call_once(path: Path, method: str, params: object, *, within: float) -> None:
+    """One call without an event loop, over the Unix socket at `path`, whose result is not asked for.
+
+    Raises the `HatchwayError` that the peer answered with, `Unavailable("peer_lost")` when it went away, `TimeoutError` when it is
+    silent for `within` seconds, and `OSError` when nobody listens.
+    """
+    with socket.socket(socket.AF_UNIX) as sock, address(path) as reached:
+        sock.settimeout(within)
+        sock.connect(reached)
+        body = _encoder.encode((1, method, params))
+        sock.sendall(_HEADER.pack(len(body)) + body)
+        with sock.makefile("rb") as stream:
+            header = stream.read(_HEADER.size)
+            length = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 0
+            answer = stream.read(min(length, MAX_MESSAGE))
+    try:
+        _, error, _ = msgspec.msgpack.decode(answer, type=tuple[int, dict[str, object] | None, msgspec.Raw])
+    except _UNREADABLE:
+        raise Unavailable("peer_lost", "The other process went away in the middle.", "Try again.") from None
+    if error is not None:
+        raise _error_from(error)
 
 
 def _error_body(error: HatchwayError) -> dict[str, object]:

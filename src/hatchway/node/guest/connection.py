@@ -5,13 +5,13 @@ read more slowly, one that breaks the protocol is hung up on.
 """
 
 import asyncio
-import os
 import socket
 from pathlib import Path
 from typing import Protocol, cast
 
 from hatchway.wire.channel import Frame, FrameReader, Lost
 from hatchway.wire.channel_fields import Malformed
+from hatchway.wire.paths import address
 
 FLOOD_WINDOW_S = 0.1
 FLOOD_FRAMES = 2000
@@ -42,17 +42,14 @@ def dial(path: Path) -> socket.socket:
 
     Raises `OSError`: no such socket, nobody listening, or (`BlockingIOError`) its backlog is full.
     """
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with address(path) as reached:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            sock.connect(f"/proc/self/fd/{folder}/{path.name}")
+            sock.connect(reached)
         except BaseException:
             sock.close()
             raise
         return sock
-    finally:
-        os.close(folder)
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import msgspec
 
 from hatchway.node.vmm import seqpacket
 from hatchway.node.vmm.seam import VmmDied, VmmError, VmmTimeout
+from hatchway.wire.paths import address
 
 MAX_LINE = 1024 * 1024
 """Octets of one message; the longest that we ask for is the console ring (64 KiB in base64)."""
@@ -77,7 +77,8 @@ class Qmp:
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
-            connect_by_folder(sock, path)
+            with address(path) as reached:
+                sock.connect(reached)
         except (OSError, ValueError) as error:
             sock.close()
             if isinstance(error, OSError) and seqpacket.exhausted(error):
@@ -234,15 +235,3 @@ class Qmp:
         for name, future in list(self._pending.values()):
             if not future.done():
                 future.set_exception(VmmDied(f"The VMM closed its control socket before it answered {name}."))
-
-
-def connect_by_folder(sock: socket.socket, path: Path) -> None:
-    """Connects a Unix socket whose path may be longer than the 107 octets that an address can hold.
-
-    Raises `OSError`.
-    """
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sock.connect(f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)

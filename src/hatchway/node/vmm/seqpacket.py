@@ -3,10 +3,11 @@
 import array
 import asyncio
 import errno
-import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+
+from hatchway.wire.paths import address
 
 _RETRY_S = 0.005
 
@@ -18,13 +19,12 @@ def exhausted(error: OSError) -> bool:
 
 async def connect(path: Path) -> socket.socket:
     """Connects, however long the path is. Raises `OSError`; while the peer's queue is full it waits: bound it."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with address(path) as reached:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             while True:
                 try:
-                    sock.connect(f"/proc/self/fd/{folder}/{path.name}")
+                    sock.connect(reached)
                     return sock
                 except BlockingIOError:
                     # For Unix sockets this means a full queue, not a connection on its way.
@@ -32,8 +32,6 @@ async def connect(path: Path) -> socket.socket:
         except BaseException:
             sock.close()
             raise
-    finally:
-        os.close(folder)
 
 
 async def send(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
