@@ -11,7 +11,7 @@ from pathlib import Path
 from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.supervisor import folder
 from hatchway.supervisor.settings import Settings
-from hatchway.supervisor.supervise import Supervisor
+from hatchway.supervisor.supervise import Report, Supervisor
 
 DOWN_WITHIN_S = 120.0
 
@@ -88,7 +88,7 @@ class _Printer:
                 print(f"{at} down", file=sys.stderr, flush=True)
 
 
-def _serve(settings: Settings, report: _Printer) -> int:
+def _serve(settings: Settings, report: Report) -> int:
     try:
         Supervisor(settings, report).run()
     except HatchwayError as error:
@@ -116,12 +116,7 @@ def _detached(settings: Settings, writing: int) -> int:
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        Supervisor(settings, report).run()
-    except HatchwayError as error:
-        report({"event": "error", **error.as_dict()})
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        return _serve(settings, report)
     except BaseException as error:
         report(
             {
@@ -132,7 +127,6 @@ def _detached(settings: Settings, writing: int) -> int:
             }
         )
         raise
-    return 0
 
 
 def _open_log(path: Path, fallback: int) -> int:
