@@ -664,6 +664,8 @@ async def test_what_is_malformed_is_refused(opened: Opener) -> None:
     assert (answer.status_code, answer.json()["code"]) == (404, "unknown_path")
     answer = await plane.client.get(command.url("attach"))
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+    assert answer.json()["type"].endswith("/method_not_allowed")
     assert (await plane.client.get(plane.url + "/healthz")).status_code == 200
 
 
