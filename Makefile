@@ -28,14 +28,14 @@ demo: setup ## Starts the service, runs a Python program in a new sandbox, shows
 	@$(PY) scripts/demo.py
 
 lint: venv ## Style, types and layers.
-	$(VENV)/bin/ruff check src tests bench examples scripts
-	$(VENV)/bin/ruff format --check src tests bench examples scripts
+	$(VENV)/bin/ruff check src tests examples scripts
+	$(VENV)/bin/ruff format --check src tests examples scripts
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
 format: venv ## Puts the code in form.
-	$(VENV)/bin/ruff check --fix src tests bench examples scripts
-	$(VENV)/bin/ruff format src tests bench examples scripts
+	$(VENV)/bin/ruff check --fix src tests examples scripts
+	$(VENV)/bin/ruff format src tests examples scripts
 
 test: setup lint ## All tests, with all the set-up that they need.
 	@scripts/run-tests
