@@ -10,7 +10,7 @@ from tests.support.control_fixtures import folder, node, service
 from tests.support.control_service import WITHIN, Service, in_process
 from tests.support.node_double import NodeDouble
 
-from hatchway.control import reconciler
+from hatchway.control import nodes, reconciler
 from hatchway.control.main import ControlConfig, UnixNode
 from hatchway.domain.errors import HostExhausted, Unavailable
 from hatchway.domain.lifecycle import State
@@ -162,3 +162,26 @@ async def test_what_nodes_said_while_the_disk_was_full_is_not_lost(
         async with asyncio.timeout(WITHIN):
             while (await service.http.get(path)).json()["sessions"][0]["state"] != "ended":
                 await asyncio.sleep(0.01)
+
+
+async def test_a_node_that_stands_still_shows_as_unreachable(
+    folder: Path, node: NodeDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05)
+    async with in_process(config) as service:
+        await service.ready()
+        sandbox = await service.create()
+        for bound in ("GREET_WITHIN_S", "LIST_WITHIN_S"):
+            monkeypatch.setattr(reconciler if bound.startswith("LIST") else nodes, bound, 0.05)
+        goes_on = asyncio.Event()
+
+        async def still(_: Any) -> None:
+            await goes_on.wait()
+
+        node.hooks.update({"sandbox.list": still, "node.info": still})
+        async with asyncio.timeout(WITHIN):
+            while not (shown := await service.get(sandbox["id"]))["conditions"]:
+                await asyncio.sleep(0.01)
+        assert shown["state"] == "running"
+        goes_on.set()
+        await service.until(sandbox["id"], conditions=[])

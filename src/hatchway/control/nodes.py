@@ -72,6 +72,13 @@ class NodeLink:
         assert METHODS[method][1] is result
         return await connection.call(method, params, result, within=within)
 
+    async def drop(self) -> None:
+        """Gives up a connection on which nothing is answered: the node is unreachable until it greets again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            log.warning("node %s does not answer", self.node_id)
+            await connection.close()
+
 
 def unreachable(node: str) -> Unavailable:
     """The error of a node that is not connected."""

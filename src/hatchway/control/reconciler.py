@@ -201,7 +201,12 @@ class Reconciler:
         return False
 
     async def _compare_all(self, link: NodeLink, with_sessions: bool) -> None:
-        await self.compare(link)
+        try:
+            await self.compare(link)
+        except TimeoutError:
+            # No stream says that a peer was stopped, or that a network no longer carries anything: this does.
+            await link.drop()
+            raise
         if with_sessions:
             await self._compare_sessions(link)
 

@@ -7,7 +7,6 @@ checked, or mutual TLS; this module does not know which.
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import socket
@@ -25,6 +24,7 @@ T = TypeVar("T")
 
 MAX_MESSAGE = 8 * 1024 * 1024
 MAX_CONCURRENT = 256
+CLOSE_WITHIN_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,13 @@ class Connection:
         for task in list(self._serving):
             task.cancel()
         self._writer.close()
-        with contextlib.suppress(ConnectionError, OSError):
-            await self._writer.wait_closed()
+        try:
+            async with asyncio.timeout(CLOSE_WITHIN_S):
+                await self._writer.wait_closed()
+        except TimeoutError:  # a peer that does not read what was sent before
+            self._writer.transport.abort()
+        except OSError:
+            return
 
     def _send(self, message: tuple[int, object, object]) -> None:
         body = _encoder.encode(message)
@@ -159,6 +164,11 @@ class Connection:
             result = await handler(self, params)
         except HatchwayError as error:
             answer: tuple[int, object, object] = (number, _error_body(error), None)
+        except asyncio.CancelledError:
+            if self.closed.is_set():
+                raise
+            # What was asked for was given up from within: the peer must not wait for it for good.
+            answer = (number, _error_body(Unavailable("peer_lost", "The request was given up.", "Try again.")), None)
         except _UNREADABLE as error:
             answer = (number, _error_body(Internal("bad_message", str(error))), None)
         except Exception as error:
