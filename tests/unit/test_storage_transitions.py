@@ -290,6 +290,21 @@ async def test_deleted_sandboxes_are_kept_for_a_while_then_purged_with_all_that_
     assert await database.read(sandboxes.find, kept.id) is not None
 
 
+async def test_sessions_that_are_over_or_were_never_started_go(database: Database) -> None:
+    row = await running(database)
+    wanted = SessionSpec(session_id="", sandbox_id="", project="", process_id=0, argv=("true",))
+    made = {}
+    for state in ("new", "created", "running", "exited", "ended"):
+        _, session = await database.write(sessions.create, "default", row.id, wanted, None)
+        made[state] = session
+        if state != "new":
+            heard = SessionStatus(session_id=session.id, sandbox_id=row.id, state=state)
+            await database.write(sessions.heard, (heard,))
+    await database.write(retention.sweep, row.created_at + retention.SESSION_S + 60)
+    left = await database.read(sessions.list_page, "default", row.id, before=None, limit=10)
+    assert {one.id for one in left} == {made["running"].id, made["exited"].id}
+
+
 async def test_old_events_go_and_leave_their_mark(database: Database) -> None:
     row = await running(database)
     last = (await database.read(outbox.bounds))[1]
@@ -367,6 +382,16 @@ async def test_any_history_leaves_a_state_with_a_way_out(database: Database, ste
         assert found.operation_id is None
         assert Verb.DELETE in verbs_from(found.state)
     assert (await database.read(sandboxes.get, "default", row.id)).state is model.state
+
+
+async def test_a_state_that_is_none_of_ours_is_not_taken_over(database: Database) -> None:
+    row = await running(database)
+    odd = Observed(sandbox_id=row.id, project="default", generation=1, state="deleting", sequence=10**9)
+    assert await database.write(transitions.observe, odd) is None
+    accepted = await database.write(transitions.accept_verb, "default", row.id, Verb.PAUSE, None)
+    finished = await database.write(transitions.fail, accepted.operation, {"code": "x"}, odd, 1.0)
+    assert finished is not None
+    assert (finished.sandbox.state, finished.operation.status) == (State.RUNNING, "failed")
 
 
 async def test_unknown_ids(database: Database) -> None:

@@ -43,7 +43,9 @@ def sweep(connection: Connection, now: float | None = None, *, deleted_sandbox_s
             operations_table.c.status.not_in(operations.OPEN), operations_table.c.finished_at < now - OPERATION_S
         )
     )
-    connection.execute(delete(sessions).where(sessions.c.state == "ended", sessions.c.updated_at < now - SESSION_S))
+    # Also those that nobody ever started: no node keeps them for so long.
+    over = ("new", "created", "ended")
+    connection.execute(delete(sessions).where(sessions.c.state.in_(over), sessions.c.updated_at < now - SESSION_S))
     connection.execute(
         delete(sessions).where(
             sessions.c.state.in_(("deleted", "lost")), sessions.c.updated_at < now - CLOSED_SESSION_S
