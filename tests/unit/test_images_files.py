@@ -48,15 +48,6 @@ def test_sparse_digest_of_empty_files(tmp_path: Path) -> None:
     assert files.sha256_sparse(sparse(tmp_path / "a", {}, 0)) != files.sha256_sparse(sparse(tmp_path / "b", {}, 1))
 
 
-def test_write_file_replaces_and_sets_the_mode(tmp_path: Path) -> None:
-    path = tmp_path / "tag"
-    path.write_text("a much longer content than the new one")
-    files.write_file(path, b"new", 0o640)
-    assert path.read_bytes() == b"new"
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_publishing_what_is_there_keeps_the_first(tmp_path: Path) -> None:
     final = tmp_path / "final"
     for content in ("one", "two"):

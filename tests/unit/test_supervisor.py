@@ -154,10 +154,10 @@ def test_a_service_goes_on_where_nothing_can_be_written_and_nothing_be_forked(
         told.append(event)
         raise OSError(errno.ENOSPC, "full")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(supervise, "_write_private", full)
+    monkeypatch.setattr(supervise, "replace_file", full)
     settings = SimpleNamespace(run=tmp_path)
     supervisor = supervise.Supervisor(settings, report)  # type: ignore[arg-type]
     role = Reluctant(tmp_path / "node.log")

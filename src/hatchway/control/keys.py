@@ -17,6 +17,7 @@ from hatchway.storage import idempotency, keys
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
 from hatchway.storage.rows import KeyRow
+from hatchway.wire.small_files import replace_file
 
 DEVELOPMENT_NAME = "development"
 
@@ -109,15 +110,7 @@ async def ensure_development_key(database: Database, path: Path) -> str:
         if row is not None and row.revoked_at is None:
             return secret
     secret = await database.write(_new_development_key)
-    temporary = path.with_name(path.name + ".new")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(secret + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    replace_file(path, f"{secret}\n".encode())
     return secret
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from hatchway.node.sessions.sessions import Sessions
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import VmmError
+from hatchway.wire.small_files import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -149,10 +149,5 @@ def _node_id(folder: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
         return str(msgspec.json.decode(file.read_bytes())["node_id"])
     node_id = new_id()
-    temporary = file.with_suffix(".new")
-    with open(temporary, "wb") as stream:
-        stream.write(msgspec.json.encode({"node_id": node_id}))
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
+    replace_file(file, msgspec.json.encode({"node_id": node_id}))
     return node_id

@@ -5,7 +5,6 @@ instant finds out on its next start what it was about to do.
 """
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import msgspec
 from hatchway.domain.ids import is_id
 from hatchway.domain.lifecycle import State
 from hatchway.domain.shapes import Shape
+from hatchway.wire.small_files import replace_file
 
 FILE = "record.json"
 
@@ -48,24 +48,7 @@ def write(folder: Path, record: Record, *, durable: bool = True) -> None:
     One that is not `durable` outlives this process, which is what it is for, and is not sure to outlive the host: enough for
     what a host that comes up again would begin anew anyhow.
     """
-    temporary = folder / (FILE + ".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        rest = memoryview(msgspec.json.encode(record))
-        while rest:  # a disk that becomes full takes a part first
-            rest = rest[os.write(fd, rest) :]
-        if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(temporary, folder / FILE)
-    if not durable:
-        return
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    replace_file(folder / FILE, msgspec.json.encode(record), durable=durable)
 
 
 def read_all(root: Path) -> Iterator[tuple[Path, Record | None]]:

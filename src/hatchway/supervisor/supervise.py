@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.supervisor import folder, logs
@@ -17,6 +16,7 @@ from hatchway.supervisor.roles import Role, preload, python_argv
 from hatchway.supervisor.settings import Settings, libexec
 from hatchway.wire.node import Empty
 from hatchway.wire.rpc import call_once
+from hatchway.wire.small_files import replace_file
 
 RESTART_PAUSE_S = 1.0
 """A role that died within a second of its start is started again after this, doubled each time up to 30 s."""
@@ -209,13 +209,13 @@ class Supervisor:
     def _publish_endpoint(self, api: socket.socket, data: socket.socket) -> None:
         """Writes where the service is, and the development key, where CLI and SDK of this user find them."""
         key = (self._settings.control / "dev.key").read_bytes()
-        _write_private(self._settings.development_key, key, 0o600)
+        replace_file(self._settings.development_key, key)
         urls = {
             "api": _url(self._settings.api_host, api),
             "data": _url(self._settings.data_host, data),
             "pid": os.getpid(),
         }
-        _write_private(self._settings.endpoint, json.dumps(urls).encode(), 0o644)
+        replace_file(self._settings.endpoint, json.dumps(urls).encode(), mode=0o644, durable=False)
         self._report({"event": "ready", **urls})
 
     # -- while it runs
@@ -224,7 +224,7 @@ class Supervisor:
         """run/roles.json: the process of each role, for whoever operates the machine."""
         roles = {role.name: role.pid for role in self._roles}
         with contextlib.suppress(OSError):  # on a full disk the roles go on without it
-            _write_private(self._settings.run / "roles.json", json.dumps(roles).encode(), 0o644)
+            replace_file(self._settings.run / "roles.json", json.dumps(roles).encode(), mode=0o644, durable=False)
 
     def _supervise(self) -> signal.Signals:
         delayed: dict[str, float] = {}
@@ -320,12 +320,3 @@ def _require_vmm() -> None:
 def _url(host: str, sock: socket.socket) -> str:
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{sock.getsockname()[1]}"
-
-
-def _write_private(path: Path, content: bytes, mode: int) -> None:
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)

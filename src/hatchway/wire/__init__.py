@@ -1,6 +1,7 @@
 """Messages between our own processes, and the protocols that carry them.
 
 The guest-channel codec (`channel`, `channel_fields`), the messages of the node (`node`) and of the launcher (`launcher`), the RPC
-framing between control and node (`rpc`), data-plane tokens (`tokens`), and Unix sockets at paths of any length (`paths`). May
+framing between control and node (`rpc`), data-plane tokens (`tokens`), Unix sockets at paths of any length (`paths`), and
+small files that processes leave for each other (`small_files`). May
 import `domain` only; every process of ours imports from here.
 """

@@ -12,6 +12,7 @@ import msgspec
 
 from hatchway.node.images import files
 from hatchway.node.images.manifest import Part
+from hatchway.wire.small_files import replace_file
 
 _INDEX = "part.json"
 _KIND = re.compile(r"[a-z]{1,32}")
@@ -92,7 +93,7 @@ class PartCache:
             Part(file=path.name, sha256=files.sha256_file(path), size_bytes=path.stat().st_size)
             for path in sorted(made.iterdir())
         )
-        files.write_file(made / _INDEX, msgspec.json.encode(_Index(key=key, parts=parts, facts=dict(facts))))
+        replace_file(made / _INDEX, msgspec.json.encode(_Index(key=key, parts=parts, facts=dict(facts))), mode=0o644)
         final = self._folder(kind, key)
         for old in self._cache.glob(f"{kind}-*"):
             doomed = Path(tempfile.mkdtemp(dir=self._work))

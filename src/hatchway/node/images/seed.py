@@ -17,6 +17,7 @@ from hatchway.node.images.manifest import DEFAULT_TAG, FORMAT, MANIFEST_FILE, Ma
 from hatchway.node.images.parts import CachedPart, PartCache, key_of
 from hatchway.node.images.progress import BuildProgress, Report, silent
 from hatchway.node.images.store import TEMPLATES, Images, Release, set_tag
+from hatchway.wire.small_files import sync_folder
 
 NAME = "seed"
 DESCRIPTION = "Python 3 with pip and venv, git, curl, sudo; user `user`"
@@ -113,7 +114,7 @@ class _Build:
                     files.place(part.path(name), made / name)
         (made / MANIFEST_FILE).write_bytes(manifest.encode())
         final.parent.mkdir(mode=0o755, exist_ok=True)
-        files.sync_folder(self._folder)
+        sync_folder(self._folder)
         files.publish_folder(made, final, file_mode=0o644)
         release = images.resolve_digest(digest)
         release.verify()

@@ -29,6 +29,7 @@ from hatchway.node.images.manifest import (
 )
 from hatchway.node.vmm.seam import BootFiles
 from hatchway.wire.node import TemplateRelease
+from hatchway.wire.small_files import replace_file, sync_folder
 
 TEMPLATES = "templates"
 TAGS = "tags"
@@ -207,5 +208,5 @@ def set_tag(folder: Path, name: str, tag: str, digest: str) -> None:
         tags.mkdir(parents=True, exist_ok=True)
         for path in (tags, tags.parent):
             path.chmod(0o755)
-            files.sync_folder(path.parent)
-    files.write_file(tags / tag, f"{digest}\n".encode())
+            sync_folder(path.parent)
+    replace_file(tags / tag, f"{digest}\n".encode(), mode=0o644)

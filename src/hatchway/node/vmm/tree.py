@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hatchway.node.vmm.seam import VmmError, VmmMissing
+from hatchway.wire.small_files import sync_folder
 
 VMM_PATH = "/vmm"
 FIRMWARE_PATH = "/firmware"
@@ -133,7 +134,7 @@ def build(folder: Path, files: Mapping[str, Path], *, like: Tree | None = None) 
             try:
                 _fill(temporary, files, like)
                 os.rename(temporary, target)
-                _sync_folder(folder)
+                sync_folder(folder)
             except BaseException:
                 _remove(temporary)
                 raise
@@ -179,7 +180,7 @@ def _fill(root: Path, files: Mapping[str, Path], like: Tree | None) -> None:
         _copy(path, target, 0o555)
     for current, _, _ in os.walk(root, topdown=False):
         os.chmod(current, 0o555 if current != str(root) else 0o755)
-        _sync_folder(Path(current))
+        sync_folder(Path(current))
     os.chmod(root, 0o555)
 
 
@@ -190,14 +191,6 @@ def _copy(source: Path, target: Path, mode: int) -> None:
             while os.sendfile(fd, file.fileno(), None, _COPY):
                 pass
         os.fchmod(fd, mode)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -1,0 +1,41 @@
+"""Small files that one process of ours leaves for another, or for its own next life: there is the old content or the new, never a part."""
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Replaces what is at `path` at once. Raises `OSError` (ENOSPC among them), leaving the former content.
+
+    What is `durable` is also there after a crash of the host, and costs two flushes. Writers of one file exclude each other by their
+    own means.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.fchmod(fd, mode)
+            rest = memoryview(content)
+            while rest:  # a disk that becomes full takes a part first
+                rest = rest[os.write(fd, rest) :]
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes a folder's names, so that what was renamed in it stays so after a crash of the host. Raises `OSError`."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
