@@ -1,6 +1,7 @@
 """The control role: one process that serves the API until it is told to end."""
 
 import asyncio
+import contextlib
 import logging
 import resource
 import signal
@@ -73,7 +74,7 @@ async def serve(
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
         # Open event streams end by themselves, so that the server has nobody to wait for.
         plane.ending.set()
-        server.should_exit = True
+        server.end()
         await serving
         waiting.cancel()
     finally:
@@ -82,11 +83,23 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, without its signal handlers (they are ours), and with a call when it serves."""
+    """uvicorn, without its signal handlers (they are ours), with a call when it serves, and awake once a second only."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None] | None) -> None:
         super().__init__(config)
         self._ready = ready
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Takes no more requests, and ends when those in hand are answered."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._ending.wait()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         await self._serve(sockets)

@@ -66,13 +66,28 @@ class DataPlaneServer:
         """Ends all streams where they are, lets short answers go out, and stops. Idempotent."""
         self._app.plane.close()
         if self._task is not None:
-            self._server.should_exit = True
+            self._server.end()
             await self._task
             self._task = None
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals alone: the role's `main` handles them."""
+    """Leaves the process's signals alone: the role's `main` handles them. Wakes once a second, for the clock in its answers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Takes no more requests, and ends when those in hand are answered."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
