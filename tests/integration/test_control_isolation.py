@@ -99,7 +99,6 @@ async def test_a_node_that_does_not_answer_keeps_no_other_from_the_truth(
                     await asyncio.sleep(0.01)
             sandbox = await service.create(require_isolation="hardware")
             assert sandbox["id"] in second.boxes
-            monkeypatch.setattr(reconciler, "LIST_WITHIN_S", 0.05)
             forever = asyncio.Event()
 
             async def hang(_: Any) -> None:
@@ -108,6 +107,11 @@ async def test_a_node_that_does_not_answer_keeps_no_other_from_the_truth(
             node.hooks["sandbox.list"] = hang
             second.boxes[sandbox["id"]] = msgspec.structs.replace(second.boxes[sandbox["id"]], state=State.PAUSED)
             await service.until(sandbox["id"], state="paused")
+            # Nor does it keep another from being connected again.
+            await second.die()
+            second.boxes[sandbox["id"]] = msgspec.structs.replace(second.boxes[sandbox["id"]], state=State.RUNNING)
+            await second.start()
+            await service.until(sandbox["id"], state="running")
             forever.set()
     finally:
         await second.die()

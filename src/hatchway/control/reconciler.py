@@ -66,7 +66,7 @@ class Reconciler:
         self._queue: asyncio.Queue[Observed | SessionStatus] = asyncio.Queue(MAX_QUEUED)
         self._deferred: dict[str, Observed] = {}
         self._warned: set[tuple[str, str, int]] = set()
-        self._comparing = asyncio.Lock()
+        self._comparing: dict[str, asyncio.Lock] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._foreign: dict[str, set[str]] = {}
         self._missed = False
@@ -181,10 +181,14 @@ class Reconciler:
         while True:
             await self._step("maintenance", self._maintain())
             missed, self._missed = self._missed, False
-            for link in self._nodes.ready():
-                # Each by itself: one node that does not answer must not keep the others from the truth.
-                whole = await self._step(f"comparison with {link.node_id}", self._compare_all(link, missed))
-                self._missed = self._missed or (missed and not whole)
+            # Each by itself: one node that does not answer must not keep the others from the truth.
+            compared = await asyncio.gather(
+                *(
+                    self._step(f"comparison with {link.node_id}", self._compare_all(link, missed))
+                    for link in self._nodes.ready()
+                )
+            )
+            self._missed = self._missed or (missed and not all(compared))
             await self._step("taking up of operations", self.take_up(TAKE_UP_AFTER_S))
             await asyncio.sleep(self._every_s)
 
@@ -221,8 +225,8 @@ class Reconciler:
 
         What is stored is read before the node is asked, and a row that changed meanwhile is left alone: its change is newer.
         """
-        async with self._comparing:
-            assert link.node_id is not None
+        assert link.node_id is not None
+        async with self._comparing.setdefault(link.node_id, asyncio.Lock()):
             stored = {row.id: row for row in await self._database.read(sandboxes.of_node, link.node_id)}
             listing = await link.call("sandbox.list", Empty(), SandboxList, within=LIST_WITHIN_S)
             listed = {seen.sandbox_id: seen for seen in listing.sandboxes}
