@@ -76,7 +76,7 @@ async def test_an_operation_whose_answer_is_nonsense_ends(
     monkeypatch.setattr(node, "_answer", lambda c, name, r: 5 if name == "sandbox.pause" else answer(c, name, r))
     paused = await service.http.post(f"/v1/sandboxes/{sandbox['id']}/pause", headers={"prefer": "wait=20"})
     operation = paused.json()["operation"]
-    assert (operation["status"], operation["error"]["code"]) == ("failed", "bad_answer")
+    assert (operation["status"], operation["error"]["code"]) == ("failed", "bad_message")
     assert operation["error"]["remedy"]
 
 

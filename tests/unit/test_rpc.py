@@ -54,7 +54,7 @@ async def test_an_answer_of_another_kind_is_an_error_and_the_stream_goes_on() ->
     for _ in range(2):
         with pytest.raises(Internal) as caught:
             await caller.call("one", Empty(), NodeInfo, within=WITHIN)
-        assert caught.value.code == "bad_answer"
+        assert caught.value.code == "bad_message"
         assert caught.value.remedy
     await caller.close()
 

@@ -60,7 +60,7 @@ class Connection:
         """Calls `method` and returns its result, decoded as `result`.
 
         Raises the `HatchwayError` that the peer answered with, `Unavailable("peer_lost")` when the stream ends first,
-        `Internal("bad_answer")` for a result that is no `result`, and `TimeoutError` after `within` seconds.
+        `Internal("bad_message")` for a result that is no `result`, and `TimeoutError` after `within` seconds.
         """
         if self.closed.is_set():
             raise Unavailable("peer_lost", "The connection to the other process is closed.", "Try again.")
@@ -77,7 +77,7 @@ class Connection:
             return msgspec.msgpack.decode(answered, type=result)
         except _UNREADABLE as error:
             raise Internal(
-                "bad_answer",
+                "bad_message",
                 f"The answer to {method} cannot be read: {error}",
                 "Both processes must be of one version: restart the one that was not updated.",
             ) from error
