@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hatchway.client import Exit, Hatchway, HatchwayError, NotFound, Output, San
 
 pytestmark = pytest.mark.vm
 
+ROLES = {"control", "node", "launcher"}
 COUNTER = "for i in $(seq 1 100000); do echo $i; sleep 0.05; done"
 
 
@@ -25,6 +26,23 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def role_pids(service: Service) -> dict[str, int]:
     return dict(json.loads((service.data_dir / "run" / "roles.json").read_text()))
+
+
+def all_roles(service: Service) -> dict[str, int]:
+    """The processes of all roles, once all run."""
+    wait_for(lambda: set(role_pids(service)) == ROLES, what="all roles run")
+    return role_pids(service)
+
+
+def kill_roles(service: Service, victims: Iterable[str]) -> None:
+    """Kills them, and waits until others are in their place."""
+    before = all_roles(service)
+    for name in victims:
+        os.kill(before[name], signal.SIGKILL)
+    wait_for(
+        lambda: all(role_pids(service).get(name, before[name]) != before[name] for name in victims), what="restart"
+    )
+    all_roles(service)
 
 
 def wait_for(condition: Callable[[], bool], within_s: float = 60, what: str = "") -> None:
@@ -61,10 +79,7 @@ def test_a_killed_role_changes_nothing(service: Service, victims: tuple[str, ...
                     seen += event.data
                 if seen.count(b"\n") >= 5:
                     break
-            before = role_pids(service)
-            for name in victims:
-                os.kill(before[name], signal.SIGKILL)
-            wait_for(lambda: all(role_pids(service)[name] != before[name] for name in victims), what="restart")
+            kill_roles(service, victims)
             for event in session:  # attaches again by itself, at its offset
                 if isinstance(event, Output):
                     seen += event.data
@@ -82,10 +97,7 @@ def test_a_command_goes_on_while_nobody_is_there(service: Service) -> None:
         session = sandbox.start(["bash", "-c", "for i in $(seq 1 40); do echo $i; sleep 0.05; done; exit 3"])
         next(iter(session))
         session.close()
-        before = role_pids(service)
-        for name in ("control", "node", "launcher"):
-            os.kill(before[name], signal.SIGKILL)
-        wait_for(lambda: all(role_pids(service)[name] != pid for name, pid in before.items()), what="restart")
+        kill_roles(service, ROLES)
         again = hatchway.sessions.get(session.id)
         output = b"".join(again.output("stdout"))
         assert output == b"".join(b"%d\n" % number for number in range(1, 41))
@@ -123,7 +135,7 @@ def test_a_killed_supervisor_leaves_the_sandboxes_running(service: Service) -> N
         sandbox = hatchway.sandboxes.create()
         vmm = vmm_pid(service, sandbox.id)
         pid = json.loads((service.data_dir / "endpoint.json").read_text())["pid"]
-        roles = role_pids(service)
+        roles = all_roles(service)
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not any(Path(f"/proc/{role}").exists() for role in roles.values()), what="the roles end")
         assert Path(f"/proc/{vmm}").exists()
@@ -143,7 +155,7 @@ def test_down_leaves_nothing_and_the_disk_stays(service: Service) -> None:
     with service.client() as hatchway:
         sandbox = hatchway.sandboxes.create(name="kept")
         sandbox.run(["bash", "-c", "echo mine > file"])
-        pids = [vmm_pid(service, sandbox.id), *role_pids(service).values()]
+        pids = [vmm_pid(service, sandbox.id), *all_roles(service).values()]
     down = service.run("down", "--data-dir", str(service.data_dir))
     assert down.returncode == 0, down.stderr
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -221,8 +221,8 @@ class Supervisor:
     # -- while it runs
 
     def _publish_roles(self) -> None:
-        """run/roles.json: the process of each role, for whoever operates the machine."""
-        roles = {role.name: role.pid for role in self._roles}
+        """run/roles.json: the process of each role that runs, for whoever operates the machine."""
+        roles = {role.name: role.pid for role in self._roles if role.pid}
         with contextlib.suppress(OSError):  # on a full disk the roles go on without it
             replace_file(self._settings.run / "roles.json", json.dumps(roles).encode(), mode=0o644, durable=False)
 
