@@ -84,3 +84,13 @@ async def test_a_socket_that_is_not_there_is_the_end(tmp_path: Path) -> None:
         await ShimClient.connect(tmp_path / "shim.sock")
     with pytest.raises(VmmDied):
         await Qmp.connect(tmp_path / "qmp.sock")
+
+
+async def test_a_control_socket_that_closed_first_waits_for_the_shims_word(tmp_path: Path) -> None:
+    vm = machine(tmp_path)
+    asking = asyncio.create_task(vm.status())
+    await asyncio.sleep(0)
+    vm._ended_as(ExitStatus(code=0))
+    with pytest.raises(VmmDied) as caught:
+        await asking
+    assert caught.value.status == ExitStatus(code=0, guest_shutdown=True)

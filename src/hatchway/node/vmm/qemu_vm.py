@@ -134,13 +134,13 @@ class QemuVm:
         """Runs QMP commands, over a new connection where the former one broke. Raises `VmmDied`, `VmmTimeout`, `QmpError`."""
         if self.ended.is_set():
             raise self.died()
-        async with self._qmp_lock:
-            if self._qmp is None or self._qmp.closed:
-                self._qmp = await Qmp.connect(self._run_folder / "qmp.sock", self._on_event)
-            qmp = self._qmp
         try:
+            async with self._qmp_lock:
+                if self._qmp is None or self._qmp.closed:
+                    self._qmp = await Qmp.connect(self._run_folder / "qmp.sock", self._on_event)
+                qmp = self._qmp
             return await qmp.run(*commands, within=within, fds=fds)
-        except VmmDied:
+        except VmmDied:  # how, the shim says a moment later
             await self._wait_ended(REAPED_WITHIN_S)
             raise self.died() from None
 
