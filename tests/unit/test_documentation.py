@@ -71,6 +71,16 @@ def test_named_source_files_exist(path: Path) -> None:
         assert (ROOT / name).exists(), f"{path.name}: {name}"
 
 
+def test_every_promise_names_tests_that_are_there() -> None:
+    rows = [line for line in page("promises.md").splitlines() if re.match(r"\| [A-Z]", line)]
+    assert rows
+    for row in rows:
+        shown = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row.split(" | ")[-1])
+        assert shown, row
+        for name, test in shown:
+            assert re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / name).read_text(), re.M), f"{name}::{test}"
+
+
 # -- paths
 
 
@@ -108,6 +118,18 @@ def test_the_paths_of_the_data_plane(name: str) -> None:
     served = sorted((method, same(route.path)) for route in routes for method in route.methods - {"HEAD"})
     text = section(page(name), "Paths of the data plane") if name == "api.md" else page(name)
     assert listed(text) == served
+
+
+def test_the_kinds_of_events() -> None:
+    kinds = {f"operation.{status}" for status in ("accepted", "succeeded", "failed", "cancelled")}
+    for path in (*(SOURCE / "storage").rglob("*.py"), *(SOURCE / "control").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and "outbox.append" in (
+                ast.unparse(part) for part in (node.func, *node.args)
+            ):
+                kinds |= {kind for value in node.args if re.fullmatch(r"[a-z]+\.[a-z_]+", kind := text(value))}
+    rows = [line.split(" | ")[0] for line in section(page("api.md"), "Events").splitlines() if line.startswith("| `")]
+    assert {kind for row in rows for kind in re.findall(r"`([a-z._]+)`", row)} == {*kinds, "ping", "gap"}
 
 
 # -- lifecycle
