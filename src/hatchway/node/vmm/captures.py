@@ -19,6 +19,7 @@ from hatchway.node.vmm import disk as disks
 from hatchway.node.vmm import manifest
 from hatchway.node.vmm.manifest import Manifest
 from hatchway.node.vmm.seam import SnapshotMismatch, VmmError
+from hatchway.wire.small_files import replace_file
 
 BASE = "memory-base"
 DIFF = "memory.diff"
@@ -65,7 +66,7 @@ def seal(folder: Path, sandbox: Path, described: Manifest) -> None:
             os.close(fd)
     sha256, size = manifest.digest_of(folder / STATE)
     complete = msgspec.structs.replace(described, state_sha256=sha256, state_size=size)
-    disks.write_durably(folder / RECORD, msgspec.json.encode(complete))
+    replace_file(folder / RECORD, msgspec.json.encode(complete))
 
 
 def copy_disk(source: Path, target: Path) -> disks.Disk:
@@ -81,7 +82,7 @@ def copy_disk(source: Path, target: Path) -> disks.Disk:
             os.chmod(target / layer.name, 0o600)
         else:
             disks.link_or_copy(source / layer.name, target / layer.name)
-    disks.write_durably(target / disks.RECORD, msgspec.json.encode(disk.layers))
+    replace_file(target / disks.RECORD, msgspec.json.encode(disk.layers))
     return disks.Disk(target, disk.layers)
 
 

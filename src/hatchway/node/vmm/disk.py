@@ -19,6 +19,7 @@ import msgspec
 
 from hatchway.node.vmm import qcow2
 from hatchway.node.vmm.seam import VmmError
+from hatchway.wire.small_files import replace_file, sync_folder
 
 TOP = "upper.qcow2"
 RECORD = "disk.json"
@@ -122,7 +123,7 @@ def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
     below = layers[-1]
     qcow2.create(folder / TOP, size, below.name, below.format)
     layers.append(LayerFile(TOP, "qcow2"))
-    replace(folder / RECORD, msgspec.json.encode(layers))
+    replace_file(folder / RECORD, msgspec.json.encode(layers), durable=False)
     return Disk(folder, tuple(layers))
 
 
@@ -174,31 +175,3 @@ def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
         if copied == 0:
             return
         start += copied
-
-
-def write_durably(path: Path, octets: bytes) -> None:
-    """Writes a small file (0600) under a temporary name, fsyncs, renames, fsyncs the folder. Raises `OSError`."""
-    replace(path, octets, durable=True)
-    sync_folder(path.parent)
-
-
-def replace(path: Path, octets: bytes, *, durable: bool = False) -> None:
-    """Writes a small file (0600) under a temporary name and renames it. Raises `OSError`."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, octets)
-        if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable. Raises `OSError`."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

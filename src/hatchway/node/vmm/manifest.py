@@ -18,6 +18,7 @@ import msgspec
 from hatchway.domain.shapes import Shape
 from hatchway.node.vmm import disk as disks
 from hatchway.node.vmm.seam import Baked, SnapshotMismatch, VmmError
+from hatchway.wire.small_files import replace_file
 
 FORMAT = 1
 FILE = "manifest.json"
@@ -88,7 +89,7 @@ def seal_bake(folder: Path, described: Manifest, state: int, memory: Path, disk:
         finally:
             os.close(fd)
     complete = msgspec.structs.replace(described, state_sha256=_sha256(state), state_size=size)
-    disks.write_durably(folder / FILE, msgspec.json.encode(complete))
+    replace_file(folder / FILE, msgspec.json.encode(complete))
 
 
 def verify(baked: Baked, expected: Manifest) -> None:

@@ -20,10 +20,11 @@ from typing import Literal
 
 import msgspec
 
-from hatchway.node.vmm import advisories, disk, machines
+from hatchway.node.vmm import advisories, machines
 from hatchway.node.vmm.host import Host
 from hatchway.node.vmm.machines import Installed, Machine
 from hatchway.node.vmm.seam import VmmError
+from hatchway.wire.small_files import replace_file
 
 VERDICTS_FILE = "kvm-verdicts.json"
 KVM_WITHIN_S = 2.5
@@ -162,7 +163,7 @@ def _load(folder: Path) -> list[Verdict]:
 
 def _store(folder: Path, verdicts: list[Verdict]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    disk.write_durably(folder / VERDICTS_FILE, msgspec.json.encode(verdicts))
+    replace_file(folder / VERDICTS_FILE, msgspec.json.encode(verdicts))
 
 
 def _sha256(path: Path) -> str:
