@@ -71,11 +71,39 @@ static struct identity_file hosts_file = {.name = "hosts", .fd = -1, .disk_fd = 
 static struct identity_file machine_id_file = {.name = "machine-id", .fd = -1, .disk_fd = -1};
 
 static sigjmp_buf no_page;
+static char *volatile touched; /* the page that no_page is about, or NULL */
 
-static void page_is_gone(int signal_number)
+/* Anybody with root's rights may send SIGBUS, at any time: only a fault (the kernel lets nobody forge its code) in the page that is
+   being touched leads back there. */
+static void page_is_gone(int signal_number, siginfo_t *info, void *context)
 {
-    (void)signal_number;
+    (void)context;
+    if (info->si_code <= 0)
+        return;
+    char *page = touched;
+    if (!page || (char *)info->si_addr < page || (char *)info->si_addr >= page + IDENTITY_PAGE) {
+        signal(signal_number, SIG_DFL); /* a fault of ours: it comes again and ends us, as without a handler */
+        return;
+    }
     siglongjmp(no_page, 1);
+}
+
+static void touch_nothing(void)
+{
+    __asm__ volatile("" ::: "memory"); /* what was to be done to the page is done */
+    touched = NULL;
+}
+
+/* Not inlined: no variable of its caller may live across what a jump back comes to. */
+__attribute__((noinline)) static bool overwrite(struct identity_file *file, const char *text, size_t length)
+{
+    bool ours = memcmp(file->page, file->last, sizeof file->last) == 0;
+    if (ours) {
+        memcpy(file->page, text, length);
+        memcpy(file->last, text, length);
+    }
+    touch_nothing();
+    return ours;
 }
 
 /* Overwrites the file through its mapping, with no system call, where it is as we left it and keeps its length. A process that
@@ -84,13 +112,12 @@ static bool put_in_place(struct identity_file *file, const char *text, size_t le
 {
     if (!file->page || length != file->length || length == 0)
         return false;
-    if (sigsetjmp(no_page, 0) != 0)
+    touched = file->page;
+    if (sigsetjmp(no_page, 0) != 0) {
+        touched = NULL;
         return false;
-    if (memcmp(file->page, file->last, sizeof file->last) != 0)
-        return false;
-    memcpy(file->page, text, length);
-    memcpy(file->last, text, length);
-    return true;
+    }
+    return overwrite(file, text, length);
 }
 
 static int write_whole(int fd, const char *text, size_t length)
@@ -113,8 +140,10 @@ static int put_file(struct identity_file *file, const char *text, size_t length)
         memset(file->last, 0, sizeof file->last);
         memcpy(file->last, text, length);
         file->length = length;
+        touched = file->page;
         if (file->page && sigsetjmp(no_page, 0) == 0)
             *(volatile char *)file->page = text[0]; /* so that the page is there when it counts */
+        touch_nothing();
     }
     return error;
 }
@@ -160,7 +189,7 @@ void setup_lay_out(void)
 {
     make_folder(IDENTITY, 0700);
     must_mount("identity", IDENTITY, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=700,size=512k");
-    struct sigaction action = {.sa_handler = page_is_gone, .sa_flags = SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = page_is_gone, .sa_flags = SA_NODEFER | SA_SIGINFO};
     sigaction(SIGBUS, &action, NULL);
     lay_out(&hostname_file);
     lay_out(&hosts_file);

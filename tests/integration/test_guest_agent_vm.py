@@ -242,6 +242,44 @@ async def test_memory_hog_is_named_and_the_agent_lives(shell: Shell) -> None:
     assert await shell.output("echo well") == "well\n"
     end, _ = await shell.run("kill -9 $$")
     assert end.reason is ExitReason.SIGNALED
+    # What the memory killer took from one session is no reason for the end of another.
+    assert "137\n" in await shell.output("python3 -c 'x = [bytearray(1 << 20) for _ in range(4096)]'; echo $?")
+    number, sink = await shell.start("exec sleep 1000")
+    await shell.link.signal(number, 9)
+    assert (await sink.end()).reason is ExitReason.SIGNALED
+    await shell.link.close_process(number)
+
+
+async def test_a_cgroup_that_a_container_manager_left_fails_no_later_start(shell: Shell) -> None:
+    own = await shell.output(
+        """
+        mkdir /run/cg2 && mount -t cgroup2 none /run/cg2
+        own=/run/cg2$(sed -n 's/^0:://p' /proc/self/cgroup)
+        mkdir $own/inner && echo $$ > $own/inner/cgroup.procs
+        echo +pids > /run/cg2/hw/cgroup.subtree_control && echo +pids > $own/cgroup.subtree_control
+        echo $own
+        """
+    )
+    assert await shell.output(f"cat {own.strip()}/cgroup.subtree_control") == "pids\n"
+    for _ in range(3):
+        assert await shell.output("echo well") == "well\n"
+    await shell.output(
+        f"""
+        rmdir {own.strip()}/inner && echo -pids > {own.strip()}/cgroup.subtree_control
+        echo -pids > /run/cg2/hw/cgroup.subtree_control && umount /run/cg2
+        """
+    )
+
+
+async def test_no_signal_of_root_ends_the_agent(shell: Shell) -> None:
+    await shell.link.setup(time_ns=time.time_ns(), hostname="box-4", machine_id=MACHINE_ID)
+    # All but INT and TERM, which ask for the machine's end, and what its own loop is told by.
+    said = await shell.output("for n in $(seq 1 64); do [ $n = 2 ] || [ $n = 15 ] || kill -$n 1; done; echo sent 2>&1")
+    assert "sent\n" in said
+    assert await shell.output("echo well") == "well\n"
+    await shell.output(": > /etc/hostname")  # the agent has this file mapped
+    await shell.link.setup(time_ns=time.time_ns(), hostname="box-5", machine_id=MACHINE_ID)
+    assert await shell.output("cat /etc/hostname") == "box-5\n"
 
 
 async def test_fork_bomb_is_bounded_and_goes_away(shell: Shell) -> None:
