@@ -28,7 +28,7 @@ static _Noreturn void report_error(const char *code, const char *error)
 static void receive_claim(void)
 {
 	static char text[MAX_CLAIM];
-	static char *word[MAX_CLAIM / 2];
+	static char *word[MAX_CLAIM]; /* every one may be empty */
 	static union {
 		struct cmsghdr align;
 		char bytes[CMSG_SPACE(MAX_CLAIM_FDS * sizeof(int))];

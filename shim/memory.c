@@ -121,6 +121,10 @@ static bool find_mapping(int proc_fd, pid_t pid, int map_fd, struct mapping *map
 		return refuse(error, "unmapped", "the VMM has not mapped that file");
 	if (search.shared)
 		return refuse(error, "shared", "the VMM has mapped that file shared: its pages are in the file");
+	struct stat stat;
+	/* Beyond the file's end there is no memory, but a list of pages as long as an address space can be. */
+	if (fstat(map_fd, &stat) < 0 || search.mapping.size > ((uint64_t)stat.st_size + PAGE - 1) / PAGE * PAGE)
+		return refuse(error, "unsupported", "the VMM has mapped more than there is of that file");
 	if (search.scattered)
 		return refuse(error, "unsupported", "the VMM has mapped that file in several places");
 	*mapping = search.mapping;

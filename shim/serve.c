@@ -136,7 +136,8 @@ static void receive(struct server *server, struct connection *connection)
 		char bytes[CMSG_SPACE(sizeof(int))];
 	} control;
 	struct iovec part = {text, sizeof text};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	/* Not all of `control`: the padding behind one descriptor has room for a second, which nobody would close. */
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_LEN(sizeof(int))};
 	int fd = -1;
 	ssize_t length = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (length < 0 && (errno == EAGAIN || errno == EINTR))

@@ -129,8 +129,12 @@ static long attempt(const char *what, const char *path)
 		return setrlimit(RLIMIT_NOFILE, &(struct rlimit){1 << 19, 1 << 19});
 	if (!strcmp(what, "chmod"))
 		return chmod(path, 0777);
-	if (!strcmp(what, "netlink"))
+	if (!strcmp(what, "rawsocket"))
 		return socket(AF_INET, SOCK_RAW, 1);
+	if (!strcmp(what, "socket")) /* family, or family:protocol */
+		return socket(atoi(path), SOCK_RAW | SOCK_CLOEXEC, strchr(path, ':') ? atoi(strchr(path, ':') + 1) : 0);
+	if (!strcmp(what, "uring"))
+		return syscall(SYS_io_uring_setup, 1, (char[256]){0});
 	errno = EINVAL;
 	return -1;
 }
