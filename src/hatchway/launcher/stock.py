@@ -107,7 +107,9 @@ class Stock:
         for slot in self._waiting:
             has_ended(slot.pidfd, max(0.0, until - time.monotonic()))
             slot.close()
-            slot.cgroup.remove()
+            # A kernel may take a process out of its cgroup only a moment after it told of its end.
+            while not slot.cgroup.remove() and time.monotonic() < until:
+                time.sleep(0.002)
         self._waiting.clear()
 
     def _refill(self) -> None:
