@@ -256,17 +256,17 @@ async def test_a_cgroup_that_a_container_manager_left_fails_no_later_start(shell
         mkdir /run/cg2 && mount -t cgroup2 none /run/cg2
         own=/run/cg2$(sed -n 's/^0:://p' /proc/self/cgroup)
         mkdir $own/inner && echo $$ > $own/inner/cgroup.procs
-        echo +pids > /run/cg2/hw/cgroup.subtree_control && echo +pids > $own/cgroup.subtree_control
+        echo +memory > /run/cg2/hw/cgroup.subtree_control && echo +memory > $own/cgroup.subtree_control
         echo $own
         """
     )
-    assert await shell.output(f"cat {own.strip()}/cgroup.subtree_control") == "pids\n"
+    assert await shell.output(f"cat {own.strip()}/cgroup.subtree_control") == "memory\n"
     for _ in range(3):
         assert await shell.output("echo well") == "well\n"
     await shell.output(
         f"""
-        rmdir {own.strip()}/inner && echo -pids > {own.strip()}/cgroup.subtree_control
-        echo -pids > /run/cg2/hw/cgroup.subtree_control && umount /run/cg2
+        rmdir {own.strip()}/inner && echo -memory > {own.strip()}/cgroup.subtree_control
+        echo -memory > /run/cg2/hw/cgroup.subtree_control && umount /run/cg2
         """
     )
 
