@@ -1,6 +1,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from hatchway.launcher import cgroups
 from hatchway.launcher.cgroups import Cgroups, Limits, SlotCgroup
 
@@ -9,6 +11,7 @@ def test_limits_on_version_1_and_2() -> None:
     limits = Limits(2, 300)
     assert limits.files("v2") == [
         ("", "memory.max", str(300 << 20)),
+        ("", "memory.swap.max", str(300 << 20)),
         ("", "pids.max", "96"),
         ("", "cpu.weight", "200"),
         ("", "cpu.max", "250000 100000"),
@@ -49,6 +52,26 @@ def test_takes_the_first_that_can_be_used(tmp_path: Path) -> None:
     (good / "hatchway" / "x" / "cgroup.procs").unlink()
     found.close()
     assert os.listdir(good) == []
+
+
+def test_every_bound_but_that_of_swap_must_be_there(tmp_path: Path) -> None:
+    slot = SlotCgroup("v2", {"": str(tmp_path)})
+    for name in ("memory.max", "pids.max", "cpu.weight", "cpu.max"):
+        with pytest.raises(FileNotFoundError):
+            slot.limit(Limits(1, 64))
+        (tmp_path / name).touch()
+    slot.limit(Limits(1, 64))
+    (tmp_path / "memory.swap.max").touch()
+    slot.limit(Limits(1, 64))
+    assert (tmp_path / "memory.swap.max").read_text() == str(64 << 20)
+
+
+def test_kills_what_is_in_it_and_not_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _signal: killed.append(pid))
+    (tmp_path / "cgroup.procs").write_text("0\n4194399\n0\n")
+    SlotCgroup("v1", {"pids": str(tmp_path)}).kill()
+    assert killed == [4194399]
 
 
 def test_a_busy_one_is_not_removed(tmp_path: Path) -> None:

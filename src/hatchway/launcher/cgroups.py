@@ -10,6 +10,7 @@ import os
 PERIOD_US = 100_000
 _V1 = ("memory", "pids", "cpu")
 _V2 = ("memory", "pids", "cpu")
+_SWAP = "memory.swap.max"
 
 
 class Limits:
@@ -34,6 +35,8 @@ class Limits:
             ]
         return [
             ("", "memory.max", str(self.memory)),
+            # A guest's memory cannot need more of it; a VMM that was taken over could fill the host's swap.
+            ("", _SWAP, str(self.memory)),
             ("", "pids.max", str(self.pids)),
             ("", "cpu.weight", str(min(100 * self.vcpus, 10_000))),
             ("", "cpu.max", f"{self.quota_us} {PERIOD_US}"),
@@ -82,7 +85,11 @@ class SlotCgroup:
         """Sets the bounds. Raises `OSError` when the kernel refuses one."""
         if self._folders:
             for controller, name, value in limits.files(self._version):
-                _write(f"{self._folders[controller]}/{name}", value)
+                try:
+                    _write(f"{self._folders[controller]}/{name}", value)
+                except FileNotFoundError:
+                    if name != _SWAP:  # a kernel without swap has no bound of it
+                        raise
 
     def kill(self) -> None:
         """Kills whatever is in it."""
@@ -91,9 +98,11 @@ class SlotCgroup:
                 try:
                     _write(folder + "/cgroup.kill", "1")
                 except FileNotFoundError:  # version 1, or a kernel before 5.14
-                    for pid in _read(folder + "/cgroup.procs").split():
+                    for pid in map(int, _read(folder + "/cgroup.procs").split()):
+                        # 0 stands for a process of another PID namespace; to kill() it would be ourselves.
                         with contextlib.suppress(ProcessLookupError):
-                            os.kill(int(pid), 9)
+                            if pid > 0:
+                                os.kill(pid, 9)
 
     def remove(self) -> bool:
         """Removes it; False while something in it still dies."""
