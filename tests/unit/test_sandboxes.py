@@ -1,18 +1,26 @@
 """The node's sandboxes: verbs that meet each other, deaths and restarts, on played machines."""
 
 import asyncio
+import contextlib
 import errno
 import os
+import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.node_parts import Node
 
-from hatchway.domain.errors import Gone, HatchwayError, Unavailable
+from hatchway.domain.errors import Conflict, Gone, HatchwayError, Internal, Unavailable
 from hatchway.domain.ids import new_id
+from hatchway.domain.lifecycle import State
 from hatchway.node import record as records
+from hatchway.node import sandbox as sandbox_module
 from hatchway.node import sandboxes as sandboxes_module
+from hatchway.node.guest.seam import LinkLost
+from hatchway.node.vmm.seam import ExitStatus, LauncherUnavailable, VmmTimeout
+from hatchway.wire.node import SandboxSpec
 
 WITHIN = 10.0
 
@@ -164,3 +172,398 @@ def test_a_record_that_the_disk_took_in_part_only_is_not_put_in_place(
     left[0] = 10**9
     records.write(tmp_path, record)
     assert b"running" in (tmp_path / records.FILE).read_bytes()
+
+
+async def test_a_machine_that_died_is_cleared_away_before_it_is_started_again(node: Node) -> None:
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    sandbox = node.sandboxes.get(spec.sandbox_id)
+    gate = node.launcher.hooks["forget_vm"] = Gate()
+    node.launcher.machines[spec.sandbox_id].end(ExitStatus(signal=9))
+    await gate.entered.wait()
+    assert (sandbox.observed().state, sandbox.observed().cause) == ("failed", "vmm_died"), "told at once"
+    starting = asyncio.create_task(node.sandboxes.start(sandbox))
+    await settle()
+    gate.open.set()
+    assert (await starting).state == "running"
+    await settle()
+    assert not node.launcher.machines[spec.sandbox_id].ended.is_set()
+    assert sandbox.observed().state == "running"
+
+
+async def test_a_death_right_behind_a_pause_is_not_overwritten(node: Node) -> None:
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    sandbox = node.sandboxes.get(spec.sandbox_id)
+    machine = node.launcher.machines[spec.sandbox_id]
+
+    async def die() -> None:
+        machine.end(ExitStatus(code=1))
+        await settle()
+
+    node.launcher.hooks["pause"] = die
+    with pytest.raises(HatchwayError):
+        await sandbox.pause()
+    await settle()
+    assert (sandbox.observed().state, sandbox.observed().cause) == ("failed", "vmm_died")
+
+
+# -- verbs that fail
+
+
+@pytest.mark.parametrize("hook", ["kill_vm", "forget_vm"])
+@pytest.mark.parametrize("verb", ["create", "start", "stop"])
+async def test_a_verb_that_fails_without_a_launcher_leaves_a_way_out(node: Node, verb: str, hook: str) -> None:
+    spec = node.spec()
+
+    async def gone() -> None:
+        raise LauncherUnavailable("it is being restarted")
+
+    async def refuse() -> None:
+        raise VmmTimeout("it does not answer")
+
+    if verb != "create":
+        await node.sandboxes.create(spec)
+    if verb == "start":
+        await node.sandboxes.get(spec.sandbox_id).stop("", 0.1)
+    node.launcher.hooks.update({hook: gone, "restore": refuse, "start": refuse})
+    with contextlib.suppress(HatchwayError):
+        match verb:
+            case "create":
+                await node.sandboxes.create(spec)
+            case "start":
+                await node.sandboxes.start(node.sandboxes.get(spec.sandbox_id))
+            case "stop":
+                await node.sandboxes.get(spec.sandbox_id).stop("", 0.1)
+    sandbox = node.sandboxes.get(spec.sandbox_id)
+    assert sandbox.observed().state in ("failed", "stopped")
+    node.launcher.hooks.clear()
+    await sandbox.stop("", 0.1)
+    assert sandbox.observed().state == "stopped"
+    await node.sandboxes.start(sandbox)
+    assert sandbox.observed().state == "running"
+    await sandbox.delete()
+    assert node.launcher.machines == {}
+
+
+async def test_a_mistake_of_ours_in_a_verb_leaves_a_way_out(node: Node) -> None:
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    sandbox = node.sandboxes.get(spec.sandbox_id)
+
+    async def mistake() -> None:
+        raise KeyError("what was not thought of")
+
+    await sandbox.stop("", 0.1)
+    node.launcher.hooks["start"] = mistake
+    with pytest.raises(Internal):
+        await node.sandboxes.start(sandbox)
+    assert sandbox.observed().state == "failed"
+    node.launcher.hooks.clear()
+    assert (await node.sandboxes.start(sandbox)).state == "running"
+
+
+async def test_a_deletion_without_a_launcher_is_repeated_and_nothing_else_is_possible(node: Node) -> None:
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    sandbox = node.sandboxes.get(spec.sandbox_id)
+
+    async def gone() -> None:
+        raise LauncherUnavailable("it is being restarted")
+
+    node.launcher.hooks["forget_vm"] = gone
+    with pytest.raises(Unavailable):
+        await sandbox.delete()
+    assert State(sandbox.observed().state) is State.FAILED
+    for verb in (sandbox.start, sandbox.pause, sandbox.resume):
+        with pytest.raises(Conflict):
+            await verb()
+    node.launcher.hooks.clear()
+    assert (await sandbox.delete()).state == "deleted"
+    assert node.launcher.machines == {}
+
+
+async def test_a_full_disk_stops_neither_a_stop_nor_a_deletion(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, deleted = node.spec(), node.spec()
+    for spec in (stopped, deleted):
+        await node.sandboxes.create(spec)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(records, "write", full)
+    assert (await node.sandboxes.get(stopped.sandbox_id).stop("", 0.1)).state == "stopped"
+    assert (await node.sandboxes.get(deleted.sandbox_id).delete()).state == "deleted"
+    assert node.launcher.machines == {}
+
+
+async def test_a_pause_that_was_done_and_not_answered_shows_as_done(node: Node) -> None:
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    sandbox, machine = node.sandboxes.get(spec.sandbox_id), node.launcher.machines[spec.sandbox_id]
+
+    async def late() -> None:
+        machine.status = "paused"
+        raise VmmTimeout("it did not answer in time")
+
+    node.launcher.hooks["pause"] = late
+    with pytest.raises(Unavailable):
+        await sandbox.pause()
+    assert sandbox.observed().state == "paused"
+    node.launcher.hooks.clear()
+    assert (await sandbox.resume()).state == "running"
+
+
+async def test_a_resume_whose_agent_does_not_answer_stays_paused_and_can_be_tried_again(node: Node) -> None:
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    sandbox, machine = node.sandboxes.get(spec.sandbox_id), node.launcher.machines[spec.sandbox_id]
+    await sandbox.pause()
+
+    async def silent() -> None:
+        raise LinkLost("the agent does not answer")
+
+    node.launcher.hooks["setup"] = silent
+    with pytest.raises(HatchwayError):
+        await sandbox.resume()
+    assert (sandbox.observed().state, machine.status) == ("paused", "paused")
+    node.launcher.hooks.clear()
+    assert (await sandbox.resume()).state == "running"
+    assert machine.status == "running"
+
+
+# -- restarts of the node
+
+
+async def test_a_silent_guest_keeps_no_other_sandbox_from_being_served(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandboxes_module, "ADOPT_WITHIN_S", 0.05)
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    gate = node.connects = Gate()
+    await asyncio.wait_for(node.restart(), WITHIN)
+    sandbox = node.sandboxes.get(spec.sandbox_id)
+    assert sandbox.observed().state == "running"
+    pausing = asyncio.create_task(sandbox.pause())
+    await settle()
+    assert not pausing.done(), "verbs wait until it is found out"
+    gate.open.set()
+    assert (await pausing).state == "paused"
+    gate.open.clear()
+    await sandbox.resume()
+    await asyncio.wait_for(node.restart(), WITHIN)
+    assert (await asyncio.wait_for(node.sandboxes.get(spec.sandbox_id).delete(), WITHIN)).state == "deleted"
+    assert node.launcher.machines == {}
+
+
+async def test_a_host_that_is_busy_loses_no_machine_at_a_restart(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module, "ADOPT_AGAIN_S", 0.0)
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    left = [3]
+
+    async def busy() -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise VmmTimeout("it did not answer in time")
+
+    node.launcher.hooks["adopt"] = busy
+    await node.restart()
+    assert node.sandboxes.get(spec.sandbox_id).observed().state == "running"
+    assert node.sessions.up == [spec.sandbox_id]
+    assert "time_ns" in node.links[-1].setups[-1], "it may have stood still"
+
+
+async def test_a_machine_that_cannot_be_taken_over_is_ended_and_said_to_be(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module, "ADOPT_AGAIN_S", 0.0)
+    monkeypatch.setattr(sandbox_module, "ADOPT_WITHIN_S", 0.0)
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+
+    async def never() -> None:
+        raise VmmTimeout("it did not answer in time")
+
+    node.launcher.hooks["adopt"] = never
+    await node.restart()
+    await settle()
+    seen = node.sandboxes.get(spec.sandbox_id).observed()
+    assert (seen.state, seen.cause) == ("failed", "vmm_died")
+    assert "did not answer" in seen.reason
+    assert node.launcher.machines == {}
+    assert [name for name, _ in node.sessions.lost][:1] == [spec.sandbox_id]
+
+
+async def test_what_a_stopped_sandbox_left_with_the_launcher_is_cleared_at_the_next_start_of_the_node(
+    node: Node,
+) -> None:
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+
+    async def gone() -> None:
+        raise LauncherUnavailable("it is being restarted")
+
+    node.launcher.hooks["forget_vm"] = gone
+    await node.sandboxes.get(spec.sandbox_id).stop("", 0.1)
+    assert spec.sandbox_id in node.launcher.machines
+    node.launcher.hooks.clear()
+    await node.restart()
+    assert node.launcher.machines == {}
+    assert node.sandboxes.get(spec.sandbox_id).observed().state == "stopped"
+
+
+@pytest.mark.parametrize(
+    "left", ["creating", "starting", "stopping", "deleting", "running", "paused", "stopped", "failed"]
+)
+@pytest.mark.parametrize("machine", ["lives", "dead", "gone"])
+@pytest.mark.parametrize("rebooted", [False, True])
+async def test_whatever_a_node_left_has_a_state_and_a_way_out(
+    node: Node, left: str, machine: str, rebooted: bool
+) -> None:
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    sandbox = node.sandboxes.get(spec.sandbox_id)
+    record = msgspec.structs.replace(sandbox.record, state=left)
+    await sandbox.release()
+    records.write(node.root / spec.sandbox_id, record)
+    if machine == "dead":
+        node.launcher.machines[spec.sandbox_id].end(ExitStatus(signal=9))
+    if machine == "gone" or rebooted:
+        node.launcher.machines.clear()
+    if rebooted:
+        node.boot_id = "boot-2"
+    await node.restart()
+    await settle()
+    if left == "deleting":
+        assert node.sandboxes.all() == []
+        assert not (node.root / spec.sandbox_id).exists()
+    else:
+        sandbox = node.sandboxes.get(spec.sandbox_id)
+        state = sandbox.observed().state
+        alive = machine == "lives" and not rebooted and left in ("running", "paused")
+        assert state in (("running",) if alive else ("stopped", "failed"))
+        assert bool(node.launcher.machines) == alive
+        await sandbox.stop("", 0.1)
+        assert (await node.sandboxes.start(sandbox)).state == "running"
+        await sandbox.delete()
+    assert node.launcher.machines == {}
+
+
+async def test_a_state_that_the_disk_did_not_take_is_recorded_when_there_is_room(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module, "SAVE_AGAIN_S", 0.0)
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    write, left = records.write, [3]
+
+    def full(*arguments: Any, **more: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "full")
+        write(*arguments, **more)
+
+    monkeypatch.setattr(records, "write", full)
+    await node.sandboxes.get(spec.sandbox_id).stop("", 0.1)
+    await settle()
+    await node.restart()
+    assert node.sandboxes.get(spec.sandbox_id).observed().state == "stopped"
+
+
+async def test_who_waits_for_a_creation_hears_that_it_was_given_up(node: Node) -> None:
+    gate = node.launcher.hooks["restore"] = Gate()
+    spec = node.spec()
+    creating = [asyncio.create_task(node.sandboxes.create(spec)) for _ in range(2)]
+    await gate.entered.wait()
+    await settle()
+    await node.sandboxes.get(spec.sandbox_id).delete()
+    for result in await asyncio.gather(*creating, return_exceptions=True):
+        assert isinstance(result, Conflict)
+        assert result.code == "preempted"
+    assert node.launcher.machines == {}
+
+
+# -- everything at once
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_any_history_ends_in_the_truth(node: Node, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Verbs, deaths, failures and restarts in any order: when all is quiet, what is shown is what there is."""
+    chance = random.Random(seed)
+    for bound in ("ADOPT_AGAIN_S", "SAVE_AGAIN_S"):
+        monkeypatch.setattr(sandbox_module, bound, 0.0)
+    specs = [node.spec() for _ in range(3)]
+    write, quiet = records.write, False
+
+    async def hook() -> None:
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        if not quiet and chance.random() < 0.15:
+            raise chance.choice((VmmTimeout("late"), LauncherUnavailable("gone"), OSError(errno.ENOSPC, "full")))
+
+    async def talk() -> None:
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        if not quiet and chance.random() < 0.15:
+            raise LinkLost("silent")
+
+    def record(*arguments: Any, **more: Any) -> None:
+        if not quiet and chance.random() < 0.05:
+            raise OSError(errno.ENOSPC, "full")
+        write(*arguments, **more)
+
+    monkeypatch.setattr(records, "write", record)
+    verbs = ("start", "restore", "adopt", "pause", "resume", "kill_vm", "forget_vm")
+    node.launcher.hooks.update({**dict.fromkeys(verbs, hook), "setup": talk, "shutdown": talk})
+    node.connects = talk
+
+    async def one(spec: SandboxSpec) -> None:
+        sandbox = node.sandboxes._sandboxes.get(spec.sandbox_id)
+        action = chance.choice(("create", "create", "start", "stop", "pause", "resume", "delete", "die"))
+        with contextlib.suppress(HatchwayError):
+            if action == "create":
+                await node.sandboxes.create(spec)
+            elif action == "die" and spec.sandbox_id in node.launcher.machines:
+                node.launcher.machines[spec.sandbox_id].end(ExitStatus(code=0, guest_shutdown=chance.random() < 0.5))
+            elif sandbox is not None and action == "start":
+                await node.sandboxes.start(sandbox)
+            elif sandbox is not None and action == "stop":
+                await sandbox.stop("", 0.1)
+            elif sandbox is not None and action in ("pause", "resume", "delete"):
+                await getattr(sandbox, action)()
+
+    for _ in range(12):
+        tasks = [asyncio.create_task(one(chance.choice(specs))) for _ in range(chance.randrange(1, 5))]
+        done, pending = await asyncio.wait(tasks, timeout=WITHIN)
+        assert not pending
+        for task in done:
+            task.result()
+        if chance.random() < 0.2:
+            await node.restart()
+    quiet = True
+    await settle()
+    for task in [task for task in asyncio.all_tasks() if task.get_name().startswith("clear ")]:
+        await asyncio.wait([task])
+    for spec in specs:
+        sandbox = node.sandboxes._sandboxes.get(spec.sandbox_id)
+        machine = node.launcher.machines.get(spec.sandbox_id)
+        if machine is not None and machine.ended.is_set():
+            machine = None  # what the launcher still holds of one that ended
+        if sandbox is None:
+            assert machine is None
+            continue
+        state = sandbox.observed().state
+        if sandbox.record.state != "deleting":
+            # A resume that failed leaves the machine paused; one whose launcher was away may leave it behind a failure.
+            assert {"running": "running", "paused": "paused"}.get(state) == (
+                machine.status if machine is not None and state != "failed" else None
+            )
+            await sandbox.stop("", 0.1)
+            assert (await node.sandboxes.create(spec)).state in ("running", "stopped")
+            if sandbox.observed().state == "stopped":
+                assert (await node.sandboxes.start(node.sandboxes.get(spec.sandbox_id))).state == "running"
+        assert (await node.sandboxes.get(spec.sandbox_id).delete()).state == "deleted"
+    assert node.launcher.machines == {}
+    assert list(node.root.iterdir()) == []

@@ -17,16 +17,27 @@ from pathlib import Path
 
 import msgspec
 
-from hatchway.domain.errors import Conflict, HatchwayError
+from hatchway.domain.errors import Conflict, Gone, HatchwayError, Unavailable
 from hatchway.domain.lifecycle import Cause, State, Verb, admits, verbs_from
 from hatchway.node import record as records
 from hatchway.node.context import Context
+from hatchway.node.endings import ended_by
 from hatchway.node.faults import explained
 from hatchway.node.guest.link import Link, Setup, connect
 from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost
 from hatchway.node.images.store import Release
 from hatchway.node.record import Record
-from hatchway.node.vmm.seam import SnapshotMismatch, Vm, VmInfo, VmmDied, VmmError, VmSpec
+from hatchway.node.vmm.seam import (
+    ExitStatus,
+    SnapshotMismatch,
+    Vm,
+    VmInfo,
+    VmmDied,
+    VmmError,
+    VmmTimeout,
+    VmSpec,
+    WrongGeneration,
+)
 from hatchway.wire.node import Observed, SandboxSpec
 
 BOOT_WITHIN_S = 60.0
@@ -34,8 +45,14 @@ BOOT_WITHIN_S = 60.0
 RESTORE_WITHIN_S = 20.0
 SHUTDOWN_WITHIN_S = 5.0
 RESIZE_WITHIN_S = 60.0
+ADOPT_WITHIN_S = 60.0
+"""How long a machine that neither answers nor has ended is asked again after a restart, before it is given up."""
+ADOPT_AGAIN_S = 1.0
+SAVE_AGAIN_S = 5.0
+"""A record that a full disk did not take is written after this, again and again."""
 
-IN_HAND = frozenset({"creating", "starting", "stopping", "deleting"})
+IN_HAND = {"creating": State.PENDING, "starting": State.STOPPED, "stopping": State.RUNNING, "deleting": State.FAILED}
+"""What a record says while a verb is at it, and the state that is shown meanwhile: the one before it, as far as that is known."""
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +96,11 @@ class _Greeting:
         self._within = within
         self._task: asyncio.Task[Link] | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether there was a machine to greet."""
+        return self._task is not None
+
     def begin(self, vm: Vm) -> None:
         """Connects, greets and gives the guest its set-up."""
         self._task = asyncio.get_running_loop().create_task(
@@ -113,7 +135,10 @@ class Sandbox:
         self._vm: Vm | None = None
         self._verb: Verb | None = None
         self._task: asyncio.Task[Observed] | None = None
+        self._deleting = False
+        self._clearing: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._late: asyncio.TimerHandle | None = None
         self._phases: dict[str, float] = {}
         self._known_release: Release | None = None
         self._sequence = context.events.next_sequence()
@@ -123,12 +148,11 @@ class Sandbox:
     def observed(self) -> Observed:
         """What the control plane is told; a verb in hand shows as the state before it."""
         record = self.record
-        state = {"creating": State.PENDING, "starting": State.STOPPED, "stopping": State.RUNNING}.get(record.state)
         return Observed(
             sandbox_id=record.sandbox_id,
             project=record.project,
             generation=record.generation,
-            state=str(state or record.state),
+            state=str(self._shown()),
             cause=record.cause,
             reason=record.reason,
             isolation=record.isolation,
@@ -136,6 +160,9 @@ class Sandbox:
             phases_ms=self._phases,
             sequence=self._sequence,
         )
+
+    def _shown(self) -> State:
+        return IN_HAND.get(self.record.state) or State(self.record.state)
 
     # -- verbs
 
@@ -164,60 +191,102 @@ class Sandbox:
     async def delete(self) -> Observed:
         """Ends and removes everything, whatever is going on. Succeeds from every state."""
         if self._verb is not Verb.DELETE and self._task is not None and not self._task.done():
+            self._deleting = True
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, HatchwayError):
-                await asyncio.shield(self._task)
+            await asyncio.wait([self._task])
         return await self._do(Verb.DELETE, self._delete)
 
     # -- after a restart of the node
 
     async def adopt(self, vm_is_known: bool) -> None:
-        """Finds out what became of the sandbox while no node was there, and goes on with it."""
+        """Finds out what became of the sandbox while no node was there, and goes on with it. Verbs wait for it, a deletion ends it."""
+        self._verb = None
+        task = self._task = asyncio.get_running_loop().create_task(
+            self._guarded(lambda: self._adopt(vm_is_known)), name=f"adopt {self.record.sandbox_id}"
+        )
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: adoption failed: %s", self.record.sandbox_id, error)
+
+    async def _adopt(self, vm_is_known: bool) -> None:
         record = self.record
         if record.host_boot_id != self._context.host_boot_id:
             if record.state in (State.RUNNING, State.PAUSED, "stopping", "starting"):
                 self._ended_as(State.STOPPED, Cause.HOST_REBOOT, "The host was restarted.")
             elif record.state == "creating":
                 self._ended_as(State.FAILED, None, "The host was restarted while the sandbox was being created.")
-        elif record.state in IN_HAND:
+        elif record.state in (State.RUNNING, State.PAUSED):
+            await self._adopt_vm(vm_is_known)
+        elif (
+            record.state in IN_HAND or vm_is_known
+        ):  # a machine beside a stable state: its end was told before it was cleared
             await self._context.launcher.kill_vm(record.sandbox_id)
             await self._context.launcher.forget_vm(record.sandbox_id)
             if record.state == "creating":
                 self._ended_as(State.FAILED, None, "The node was restarted while the sandbox was being created.")
-            elif record.state != "deleting":
-                self._ended_as(State.STOPPED, None, record.reason)
-        elif record.state in (State.RUNNING, State.PAUSED):
-            await self._adopt_vm(vm_is_known)
+            elif record.state == "starting":
+                self._ended_as(State.STOPPED, None, "The node was restarted while the sandbox was being started.")
+            elif record.state == "stopping":
+                self._ended_as(State.STOPPED, Cause(record.cause) if record.cause else None, record.reason)
         if record.state == "deleting":
-            await self.delete()
+            await self._delete()
 
     async def _adopt_vm(self, vm_is_known: bool) -> None:
         try:
-            if not vm_is_known:
-                raise VmmDied("The launcher knows no such VM.")
-            vm = await self._context.driver.adopt(self._spec())
+            vm, info = await self._found_vm(vm_is_known)
         except VmmDied as error:
-            await self._vm_lost(None, error)
+            self._vm_lost(error.status)
             return
-        self._take(vm)
-        info = await vm.info()
+        except (HatchwayError, VmmError, OSError) as error:
+            self._vm_lost(None, f"The node could not take it over after a restart: {explained(error).cause}")
+            return
         if info.status == "ended":
             return  # the watcher tells it
         if info.status == "paused":
             self._save(State.PAUSED)
             return
         try:
-            self.link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, within=BOOT_WITHIN_S)
+            link = self.link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, within=BOOT_WITHIN_S)
+            await link.setup(time_ns=time.time_ns())  # it may have been paused when the node died
         except LinkLost as error:
             if not vm.ended.is_set():
-                log.warning("%s: the agent does not answer after a restart: %s", self.record.sandbox_id, error)
-                await vm.kill()
+                self._unwatch()
+                self._vm_lost(None, f"Its agent did not answer after a restart of the node: {error}")
             return
+        except GuestError as error:
+            log.warning("%s: its clock could not be set: %s", self.record.sandbox_id, error)
+        self._check_alive(vm)
         self._save(State.RUNNING)
-        await self._context.sessions.link_up(self.record.sandbox_id, self.link)
+        await self._context.sessions.link_up(self.record.sandbox_id, link)
+
+    async def _found_vm(self, vm_is_known: bool) -> tuple[Vm, VmInfo]:
+        """The VM that runs, taken over, and what it is. A host that is busy is no reason to give it up at once."""
+        if not vm_is_known:
+            raise VmmDied("The launcher knows no such VM.")
+        until = time.monotonic() + ADOPT_WITHIN_S
+        while True:
+            try:
+                if self._vm is None:
+                    self._take(await self._context.driver.adopt(self._spec()))
+                assert self._vm is not None
+                info = await self._vm.info()
+                if info.status == "ended" or "unanswered" not in info.details:
+                    return self._vm, info
+                raise VmmTimeout(str(info.details["unanswered"]))
+            except (VmmDied, WrongGeneration):
+                raise
+            except VmmError as error:
+                if time.monotonic() > until:
+                    raise
+                log.warning("%s: not taken over yet: %s", self.record.sandbox_id, error)
+            await asyncio.sleep(ADOPT_AGAIN_S)
 
     async def release(self) -> None:
         """Lets go of the VM without touching it: this process is about to end."""
+        self._forget_late()
+        if self._verb is None and self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
         if self._watcher is not None:
             self._watcher.cancel()
         if self.link is not None:
@@ -228,26 +297,58 @@ class Sandbox:
     # -- how it is done
 
     async def _do(self, verb: Verb, body: Callable[[], Awaitable[None]]) -> Observed:
-        while self._task is not None and not self._task.done():
-            if self._verb is verb:
-                return await asyncio.shield(self._task)
-            with contextlib.suppress(asyncio.CancelledError, HatchwayError):
-                await asyncio.shield(self._task)
+        while (busy := self._busy()) is not None:
+            if busy is self._task and self._verb is verb:
+                return await self._joined(self._task)
+            await asyncio.wait([busy])
         self._verb = verb
-        self._task = asyncio.get_running_loop().create_task(
+        task = self._task = asyncio.get_running_loop().create_task(
             self._guarded(body), name=f"{verb} {self.record.sandbox_id}"
         )
-        return await asyncio.shield(self._task)
+        return await self._joined(task)
+
+    async def _joined(self, task: "asyncio.Task[Observed]") -> Observed:
+        """Waits for a verb, which goes on where its caller goes away. Raises what it raises; `Conflict("preempted")` where a deletion ended it."""
+        task.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # heard also when every caller has gone
+        await asyncio.wait([task])
+        if not task.cancelled():
+            return task.result()
+        if self._deleting:
+            raise Conflict("preempted", "It was given up, because the sandbox is being deleted.", "Create a new one.")
+        raise Unavailable("peer_lost", "The node is being restarted.", "Try again in a moment.")
+
+    def _busy(self) -> "asyncio.Task[Observed] | asyncio.Task[None] | None":
+        """What has to end before a verb can begin: another one, or the clearing away of a machine that ended by itself."""
+        for task in (self._task, self._clearing):
+            if task is not None and not task.done():
+                return task
+        return None
 
     async def _guarded(self, body: Callable[[], Awaitable[None]]) -> Observed:
         try:
             await body()
-        except (VmmError, LinkLost, GuestError, OSError, TimeoutError) as error:
-            log.warning("%s: %s failed: %s", self.record.sandbox_id, self._verb, error)
+        except HatchwayError as error:
+            self._leave_in_hand(error)
+            raise
+        except Exception as error:
+            expected = isinstance(error, (VmmError, LinkLost, GuestError, OSError))
+            log.warning(
+                "%s: %s failed: %s", self.record.sandbox_id, self._verb, error, exc_info=None if expected else error
+            )
+            self._leave_in_hand(error)
             raise explained(error) from error
         return self.observed()
 
+    def _leave_in_hand(self, error: Exception) -> None:
+        """A verb that failed leaves a state from which others go on; a deletion is asked for again."""
+        if self.record.state in IN_HAND and self.record.state != "deleting":
+            self._ended_as(State.FAILED, None, explained(error).cause)
+
     async def _create(self) -> None:
+        if self.record.state == State.DELETED:
+            raise Gone("sandbox_deleted", "The sandbox was deleted meanwhile.", "Create a new one.")
         phases = Phases()
         try:
             baked = await self._context.baker.baked(self._release(), self.record.shape, self._progress)
@@ -309,6 +410,8 @@ class Sandbox:
         if greeting is None:
             greeting = _Greeting(self._setup(), fresh=False, within=BOOT_WITHIN_S)
             greeting.begin(vm)
+        elif not greeting.begun:  # the machine of an attempt before this one, which the driver found running
+            greeting.begin(vm)
         link = self.link = await greeting.answered()
         phases.done("agent")
         if record.shape.disk_mib > grow_from:
@@ -321,9 +424,9 @@ class Sandbox:
         record.boot_id = link.hello.boot_id
         record.isolation = self._context.driver.isolation
         record.cause, record.reason = None, ""
-        if vm.ended.is_set():  # the watcher left it to us; no await between here and the record
-            raise VmmDied("The virtual machine ended while it was being set up.", vm.exit)
-        self._save(State.RUNNING)
+        self._check_alive(vm)  # the watcher left it to us; no await between here and the record
+        self._write(str(State.RUNNING))  # what cannot be recorded would not outlive the next start of the node
+        self._publish()
         phases.done("ready")
         await self._context.sessions.link_up(record.sandbox_id, link)
 
@@ -334,17 +437,18 @@ class Sandbox:
         vm = self._vm
         if vm is not None:
             was_paused = self.record.state == State.PAUSED
-            self._unwatch()
             self.record.cause, self.record.reason = cause and str(cause), reason
-            self._save_in_hand("stopping")
-            if was_paused:
-                await vm.resume()
-                if self.link is not None:
-                    self.link.paused(False)
-            await self._ask_to_shut_down(grace_s)
-            await vm.stop(grace_s)
-        await self._clear_vm()
+            self._note_in_hand("stopping")
+            self._unwatch()
+            with contextlib.suppress(VmmError):  # whatever it does not do any more, it is ended below
+                if was_paused:
+                    await vm.resume()
+                    if self.link is not None:
+                        self.link.paused(False)
+                await self._ask_to_shut_down(grace_s)
+                await vm.stop(grace_s)
         self._context.sessions.sandbox_lost(self.record.sandbox_id, reason or "The sandbox was stopped.")
+        await self._clear_vm()
         self._ended_as(State.STOPPED, cause, reason)
 
     async def _ask_to_shut_down(self, grace_s: float) -> None:
@@ -363,8 +467,13 @@ class Sandbox:
         if self.record.state == State.PAUSED:
             return
         self._require(Verb.PAUSE)
-        assert self._vm is not None
-        await self._vm.pause()
+        vm = self._require_vm()
+        try:
+            await vm.pause()
+            self._check_alive(vm)
+        except VmmError:
+            await self._settle(vm)
+            raise
         if self.link is not None:
             self.link.paused(True)
         self._save(State.PAUSED)
@@ -373,9 +482,22 @@ class Sandbox:
         if self.record.state == State.RUNNING:
             return
         self._require(Verb.RESUME)
-        vm = self._vm
-        assert vm is not None
-        await vm.resume()
+        vm = self._require_vm()
+        try:
+            await vm.resume()
+            await self._wake_agent(vm)
+            self._check_alive(vm)
+        except (VmmError, LinkLost, GuestError, OSError, TimeoutError):
+            with contextlib.suppress(VmmError):
+                await vm.pause()  # it is not ready: it stays what it was
+            await self._settle(vm)
+            link, self.link = self.link, None
+            if link is not None:
+                await link.close()  # the next attempt makes it anew
+            raise
+        self._save(State.RUNNING)
+
+    async def _wake_agent(self, vm: Vm) -> None:
         link = self.link
         if link is None:
             link = self.link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, within=RESTORE_WITHIN_S)
@@ -383,25 +505,50 @@ class Sandbox:
         else:
             link.paused(False)
         await link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
-        self._save(State.RUNNING)
+
+    async def _settle(self, vm: Vm) -> None:
+        """After a pause or resume that failed: the state is what the machine says, not what was wanted."""
+        info = await vm.info()
+        if info.status == "ended" or vm.ended.is_set() or "unanswered" in info.details:
+            return  # the watcher tells it; or nobody knows, and what was seen last stays
+        if self.link is not None:
+            self.link.paused(info.status == "paused")
+        state = State.PAUSED if info.status == "paused" else State.RUNNING
+        if self.record.state != state:
+            self._save(state)
+
+    def _require_vm(self) -> Vm:
+        if self._vm is None:
+            raise VmmDied("The node has no connection to the virtual machine.")
+        return self._vm
+
+    @staticmethod
+    def _check_alive(vm: Vm) -> None:
+        """Behind an await: what the watcher has told meanwhile must not be overwritten."""
+        if vm.ended.is_set():
+            raise VmmDied("The virtual machine ended meanwhile.", vm.exit)
 
     async def _delete(self) -> None:
         if self.record.state == State.DELETED:
             return
         self._unwatch()
-        with contextlib.suppress(OSError):
-            self._save_in_hand("deleting")  # a full disk must not stop a deletion
+        self._note_in_hand("deleting")
         self._context.sessions.sandbox_lost(self.record.sandbox_id, "The sandbox was deleted.")
-        await self._clear_vm()
+        await self._clear_vm(wholly=True)
         await self._context.sessions.sandbox_deleted(self.record.sandbox_id)
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        self._forget_late()
         self.record.state, self.record.cause, self.record.reason = State.DELETED, None, ""
         self._publish()
         self._context.drop(self.record.sandbox_id)
 
     def _require(self, verb: Verb) -> None:
         """The control plane guards its transitions; this holds even if it is wrong about what is here."""
-        state = State(self.record.state)
+        state = self._shown()
+        if self.record.state in IN_HAND:  # left by a verb that could not be finished
+            raise Conflict(
+                "wrong_state", f"The sandbox is {self.record.state}.", "Wait for that, or delete it.", state=str(state)
+            )
         if not admits(verb, state):
             raise Conflict(
                 "wrong_state",
@@ -433,6 +580,7 @@ class Sandbox:
             shape=self.record.shape,
             boot=self._release().boot_files(),
             folder=self.folder,
+            network=self._context.network,
         )
 
     def _take(self, vm: Vm) -> None:
@@ -447,28 +595,31 @@ class Sandbox:
     async def _watch(self, vm: Vm) -> None:
         await vm.ended.wait()
         if self.record.state not in IN_HAND:
-            await self._vm_lost(await vm.info(), None)
+            self._watcher = None
+            self._vm_lost((await vm.info()).exit)
 
-    async def _vm_lost(self, info: VmInfo | None, error: VmmDied | None) -> None:
-        status = info.exit if info is not None else (error.status if error is not None else None)
-        if status is not None and status.guest_shutdown:
-            state, cause, reason = State.STOPPED, Cause.GUEST_POWER_OFF, "The guest powered itself off."
-        else:
-            state, cause = State.FAILED, Cause.VMM_DIED
-            if status is not None and status.signal is not None:
-                reason = f"The virtual machine was killed by signal {status.signal}."
-            elif status is not None and status.code is not None:
-                reason = f"The virtual machine ended by itself with exit code {status.code}."
-            else:
-                reason = "The virtual machine is gone."
+    def _vm_lost(self, status: ExitStatus | None, why: str = "") -> None:
+        """Tells that the machine is gone, at once; what is left of it is cleared away before the next verb."""
+        state, cause, reason = ended_by(status, why)
         log.warning("%s: %s", self.record.sandbox_id, reason)
         self._context.sessions.sandbox_lost(self.record.sandbox_id, reason)
         self._ended_as(state, cause, reason)
-        self._watcher = None
-        await self._clear_vm()
+        self._clearing = asyncio.get_running_loop().create_task(
+            self._clear_quietly(), name=f"clear {self.record.sandbox_id}"
+        )
 
-    async def _clear_vm(self) -> None:
-        """Leaves nothing of the VM but its disk, however far it had come."""
+    async def _clear_quietly(self) -> None:
+        try:
+            await self._clear_vm()
+        except (VmmError, OSError) as error:
+            # The next start, stop or deletion clears it; so does the next node.
+            log.warning("%s: what is left of its machine could not be removed: %s", self.record.sandbox_id, error)
+
+    async def _clear_vm(self, *, wholly: bool = False) -> None:
+        """Leaves nothing of the VM but its disk, however far it had come.
+
+        Raises `VmmError` when the VM may still run; with `wholly` also when the launcher holds something of it, such as its slot.
+        """
         self._unwatch()
         link, self.link = self.link, None
         vm, self._vm = self._vm, None
@@ -480,9 +631,14 @@ class Sandbox:
             with contextlib.suppress(VmmError):
                 await vm.forget()
             await vm.close()
-        # Also where no Vm object came to be: the launcher may have started one.
-        await self._context.launcher.kill_vm(self.record.sandbox_id)
-        await self._context.launcher.forget_vm(self.record.sandbox_id)
+        try:
+            # Also where no Vm object came to be: the launcher may have started one.
+            await self._context.launcher.kill_vm(self.record.sandbox_id)
+            await self._context.launcher.forget_vm(self.record.sandbox_id)
+        except VmmError as error:
+            if wholly or vm is None or not vm.ended.is_set():
+                raise
+            log.warning("%s: what is left of its machine could not be removed: %s", self.record.sandbox_id, error)
 
     def _ended_as(self, state: State, cause: Cause | None, reason: str) -> None:
         self.record.cause, self.record.reason = cause and str(cause), reason
@@ -492,17 +648,36 @@ class Sandbox:
         self.record.host_boot_id = self._context.host_boot_id
         self._write(state, durable=durable)
 
+    def _note_in_hand(self, state: str) -> None:
+        """Like `_save_in_hand`, for what frees what the host lacks: a full disk does not stop it."""
+        try:
+            self._save_in_hand(state)
+        except OSError as error:
+            log.warning("%s: the record could not be written: %s", self.record.sandbox_id, error)
+            self.record.state = state
+
     def _save(self, state: State) -> None:
         self.record.host_boot_id = self._context.host_boot_id
-        try:
-            self._write(str(state))
-        except OSError as error:
-            # What was seen is still told; the record on disk is older, and a restart looks again.
-            log.error("%s: the record could not be written: %s", self.record.sandbox_id, error)
-            self.record.state = str(state)
+        self.record.state = str(state)
+        self._record_or_later()
         self._publish()
 
+    def _record_or_later(self) -> None:
+        """What was seen is told in any case. The record on disk is older for as long as the disk is full."""
+        self._late = None
+        try:
+            self._write(self.record.state)
+        except OSError as error:
+            log.error("%s: the record could not be written yet: %s", self.record.sandbox_id, error)
+            self._late = asyncio.get_running_loop().call_later(SAVE_AGAIN_S, self._record_or_later)
+
+    def _forget_late(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
     def _write(self, state: str, *, durable: bool = True) -> None:
+        self._forget_late()
         changed = msgspec.structs.replace(self.record, state=state)
         self.folder.mkdir(mode=0o700, exist_ok=True)
         records.write(self.folder, changed, durable=durable)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 
-from hatchway.domain.errors import Conflict, Gone, HatchwayError, NotFound, Unavailable, Unprocessable
+from hatchway.domain.errors import Conflict, Gone, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State
 from hatchway.node import capacity
 from hatchway.node import record as records
@@ -12,11 +12,12 @@ from hatchway.node.context import Context
 from hatchway.node.faults import explained
 from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sandbox import Sandbox, new_record
-from hatchway.node.vmm.seam import VmmError
 from hatchway.wire.node import Observed, SandboxSpec
 
 STARTS_AT_ONCE = 4
 """Machines that are being started at the same time: more only take the cores from each other."""
+ADOPT_WITHIN_S = 5.0
+"""How long the node's start waits for what it finds; a guest that does not answer is waited for while the others are served."""
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +30,17 @@ class Sandboxes:
         self._sandboxes: dict[str, Sandbox] = {}
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self._draining = False
+        self._adopting: set[asyncio.Task[None]] = set()
         self.quarantined: tuple[str, ...] = ()
         """Ids of VMs that run here and of which this node has no record: shown, never killed."""
 
     async def adopt_all(self) -> None:
-        """Finds every sandbox of this node's folder again; called once, before anything else."""
+        """Finds every sandbox of this node's folder again; called once, before anything else.
+
+        Those whose guests do not answer at once show their last state, and their verbs wait until more is known.
+        """
         await self._context.baker.recover()
         vms = {vm.sandbox_id: vm for vm in await self._context.launcher.list_vms()}
-        adoptions = []
         for folder, record in records.read_all(self._context.root):
             if record is None and folder.name in vms:  # what runs is never taken for nothing
                 log.error("%s: it has a VM and no record", folder)
@@ -46,8 +50,11 @@ class Sandboxes:
                 continue
             sandbox = self._sandboxes[record.sandbox_id] = Sandbox(self._context, folder, record)
             vm = vms.pop(record.sandbox_id, None)
-            adoptions.append(self._adopt(sandbox, vm is not None and vm.alive))
-        await asyncio.gather(*adoptions)
+            task = asyncio.get_running_loop().create_task(self._adopt(sandbox, vm is not None))
+            self._adopting.add(task)
+            task.add_done_callback(self._adopting.discard)
+        if self._adopting:
+            await asyncio.wait(self._adopting, timeout=ADOPT_WITHIN_S)
         self.quarantined = tuple(sorted(vm.sandbox_id for vm in vms.values() if vm.alive))
         for sandbox_id in self.quarantined:
             log.warning("%s: a VM runs of which there is no record; it is left alone", sandbox_id)
@@ -58,10 +65,7 @@ class Sandboxes:
                 await self._context.launcher.forget_vm(dead.sandbox_id)
 
     async def _adopt(self, sandbox: Sandbox, vm_is_known: bool) -> None:
-        try:
-            await sandbox.adopt(vm_is_known)
-        except (HatchwayError, VmmError, OSError) as error:
-            log.error("%s: adoption failed: %s", sandbox.record.sandbox_id, error)
+        await sandbox.adopt(vm_is_known)
         record = sandbox.record
         if record.state not in (State.RUNNING, State.PAUSED):
             # What ran in it ended while nobody was there to say so.
@@ -169,6 +173,8 @@ class Sandboxes:
 
     async def release(self) -> None:
         """Lets go of every VM without touching it."""
+        for task in self._adopting:
+            task.cancel()
         await asyncio.gather(*(sandbox.release() for sandbox in self.all()), return_exceptions=True)
 
     def drop(self, sandbox_id: str) -> None:

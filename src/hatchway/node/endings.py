@@ -1,0 +1,19 @@
+"""What the end of a machine makes of its sandbox."""
+
+from hatchway.domain.lifecycle import Cause, State
+from hatchway.node.vmm.seam import ExitStatus
+
+
+def ended_by(status: ExitStatus | None, why: str = "") -> tuple[State, Cause, str]:
+    """Returns the state of a sandbox whose VM ended unasked, the cause, and the reason for people; `why` where we ended it ourselves."""
+    if why:
+        return State.FAILED, Cause.VMM_DIED, why
+    if status is None:
+        return State.FAILED, Cause.VMM_DIED, "The virtual machine is gone."
+    if status.guest_shutdown:
+        return State.STOPPED, Cause.GUEST_POWER_OFF, "The guest powered itself off."
+    if status.signal is not None:
+        return State.FAILED, Cause.VMM_DIED, f"The virtual machine was killed by signal {status.signal}."
+    if status.code is not None:
+        return State.FAILED, Cause.VMM_DIED, f"The virtual machine ended by itself with exit code {status.code}."
+    return State.FAILED, Cause.VMM_DIED, "The virtual machine is gone."
