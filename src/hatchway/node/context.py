@@ -27,3 +27,5 @@ class Context:
     events: Events
     drop: Callable[[str], None]
     """Forgets a sandbox that is deleted."""
+    network: bool = True
+    """Whether sandboxes have a network card: a launcher without access to /dev/net/tun can give them none."""

@@ -79,6 +79,7 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
         verdicts=config.folder,
         kernel=_kernel(images),
     )
+    network = (await launcher.hello()).network
     root = config.folder / "sandboxes"
     root.mkdir(exist_ok=True, mode=0o700)
     sessions = Sessions(config.folder / "sessions", on_status=events.session)
@@ -89,10 +90,11 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
         driver=driver,
         launcher=launcher,
         images=images,
-        baker=Baker(images, driver, launcher, config.folder / "baked"),
+        baker=Baker(images, driver, launcher, config.folder / "baked", network=network),
         sessions=sessions,
         events=events,
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
+        network=network,
     )
     sandboxes = Sandboxes(context)
     await sandboxes.adopt_all()
