@@ -314,7 +314,7 @@ void setup_first(void)
 static bool valid_hostname(const char *name)
 {
     size_t length = strlen(name);
-    if (length == 0 || name[0] == '-' || name[0] == '.')
+    if (length == 0 || length > MAX_HOSTNAME || name[0] == '-' || name[0] == '.')
         return false;
     for (size_t i = 0; i < length; i++)
         if (!isalnum((unsigned char)name[i]) && name[i] != '-' && name[i] != '.')
