@@ -14,7 +14,7 @@ from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sandbox import Sandbox, new_record
 from hatchway.wire.node import Observed, SandboxSpec
 
-STARTS_AT_ONCE = 4
+STARTS_AT_ONCE = 16
 """Machines that are being started at the same time: more only take the cores from each other."""
 ADOPT_WITHIN_S = 5.0
 """How long the node's start waits for what it finds; a guest that does not answer is waited for while the others are served."""
