@@ -26,6 +26,7 @@ from hatchway.domain.shapes import Shape
 from hatchway.node.images.store import Images, Release
 from hatchway.node.vmm import machines, qemu_args, tree
 from hatchway.node.vmm.host import Host
+from hatchway.supervisor.settings import Settings
 from hatchway.wire import channel
 from hatchway.wire.channel import Frame, FrameReader, FrameType
 from hatchway.wire.channel_fields import Fields, Tag
@@ -53,7 +54,7 @@ class Ground:
 
 def find_ground(data_dir: Path) -> Ground:
     """Finds the newest bake of `seed:latest` in the default shape. Raises `NotFound("no_bake")`, `Unavailable("not_allowed")`."""
-    release = Images(data_dir / "images").resolve("seed:latest")
+    release = Images(Settings(data_dir).images).resolve("seed:latest")
     shape, folder = Shape(), data_dir / "node" / "baked"
     try:
         for path in sorted(folder.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime, reverse=True):

@@ -1,4 +1,4 @@
-"""The benches: `floor`, `create`, `exec`. Each measures the service and the bare floor in turn, in the same run."""
+"""The benches: `floor`, `create`, `exec`, `idle`. Each measures the service and the bare floor in turn, in the same run."""
 
 import contextlib
 import itertools
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hatchway import client
 from hatchway.bench.bare import BareVm, Ground, find_ground
+from hatchway.bench.idle import measure
 from hatchway.bench.report import Metric, percentile, show
 from hatchway.client import Hatchway, Sandbox
 from hatchway.domain.errors import InvalidRequest, Unavailable
@@ -148,7 +149,18 @@ def execute(options: Options) -> list[Metric]:
     ]
 
 
-BENCHES: dict[str, Callable[[Options], list[Metric]]] = {"floor": floor, "create": create, "exec": execute}
+def idle(options: Options) -> list[Metric]:
+    """What our processes cost while nothing happens."""
+    options.progress("watching the idle service")
+    return measure(options.data_dir)
+
+
+BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
+    "floor": floor,
+    "create": create,
+    "exec": execute,
+    "idle": idle,
+}
 
 
 def run(names: Sequence[str], data_dir: Path, *, runs: int, as_json: bool) -> int:
