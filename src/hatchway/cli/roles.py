@@ -77,7 +77,9 @@ def doctor(data_dir: DataDir = None, json: Json = False) -> None:
 
 
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[floor|create|exec|idle]...", help="Default: all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[floor|create|exec|idle]...", help="Default: all.")
+    ] = None,
     runs: Annotated[int, typer.Option("--runs", min=3, max=1000, help="Counted runs of each.")] = 20,
     data_dir: DataDir = None,
     json: Json = False,

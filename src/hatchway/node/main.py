@@ -76,8 +76,7 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
         run_dir=config.run_dir,
         folder=config.folder / "vmm",
         ram_library=config.ram_library,
-        verdicts=config.folder,
-        kernel=_kernel(images),
+        verdicts=config.run_dir,
     )
     network = (await launcher.hello()).network
     root = config.folder / "sandboxes"
@@ -123,13 +122,6 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
     await context.baker.close()
     await sessions.close()
     await sandboxes.release()
-
-
-def _kernel(images: Images) -> Path | None:
-    """A guest kernel for the probe to try KVM with; None when no template is there yet."""
-    for release in images.list():
-        return images.resolve_digest(release.digest).part("kernel")
-    return None
 
 
 async def _bake_default(context: Context) -> None:

@@ -37,7 +37,7 @@ async def _host(settings: Settings) -> list[Finding]:
     data = settings.data_dir
     while not data.exists():
         data = data.parent
-    verdicts = settings.node if settings.node.is_dir() and os.access(settings.node, os.W_OK) else data
+    verdicts = settings.run if settings.run.is_dir() and os.access(settings.run, os.W_OK) else data
     return await examine(data=data, verdicts=verdicts, kernel=kernel)
 
 

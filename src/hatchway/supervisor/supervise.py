@@ -53,6 +53,7 @@ class Supervisor:
         data = folder.listen_tcp(self._settings.data_host, self._settings.data_port)
         try:
             self._prepare_images()
+            self._probe_kvm()
             self._start_all(api, data)
             ended_by = self._supervise()
             if ended_by is not signal.SIGUSR1:
@@ -127,6 +128,19 @@ class Supervisor:
     @staticmethod
     def _asked_to_end() -> bool:
         return bool(signal.sigpending() & {signal.SIGINT, signal.SIGTERM})
+
+    def _probe_kvm(self) -> None:
+        """Takes the verdict on KVM, for this boot of the host, as the user who may open /dev/kvm; the node goes by it."""
+        from hatchway.node.images.store import Images
+
+        images = Images(self._settings.images)
+        kernel = images.resolve("seed:latest").part("kernel")
+        command = [sys.executable, "-m", "hatchway.node.vmm.probe", str(self._settings.run), str(kernel)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode != 0:
+            self._report(
+                {"event": "progress", "phase": "kvm", "message": f"no verdict, emulated: {done.stderr.strip()[-500:]}"}
+            )
 
     def _start_all(self, api: socket.socket, data: socket.socket) -> None:
         self._bring_up(self._launcher_role())

@@ -12,8 +12,10 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -163,7 +165,8 @@ def _load(folder: Path) -> list[Verdict]:
 
 def _store(folder: Path, verdicts: list[Verdict]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / VERDICTS_FILE, msgspec.json.encode(verdicts))
+    # Readable by all: whoever may open /dev/kvm takes the verdict, and the node, which may not, goes by it.
+    replace_file(folder / VERDICTS_FILE, msgspec.json.encode(verdicts), mode=0o644)
 
 
 def _sha256(path: Path) -> str:
@@ -322,3 +325,22 @@ def _reflink(data: Path) -> Finding:
             "XFS or Btrfs copies disks at once.",
         )
     return Finding("data folder", "ok", f"{free} MiB free; the file system has reflinks.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m hatchway.node.vmm.probe FOLDER KERNEL`: takes the verdict on KVM where FOLDER has none for this boot, and says it.
+
+    Run by the supervisor, before the roles that may not open /dev/kvm themselves; returns the exit status.
+    """
+    folder, kernel = map(Path, arguments)
+    try:
+        verdict = asyncio.run(kvm_verdict(machines.machine_of(Host.read().architecture), folder, kernel))
+    except (VmmError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(verdict.detail if verdict is not None else "no verdict")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
