@@ -11,7 +11,7 @@ from hatchway.client import aio, sync
 
 NAMES = """
 AsyncHatchway AsyncSandbox AsyncSession BadAnswer CommandFailed Conflict ConnectionFailed End Exhausted Exit Forbidden Gap
-Gone Hatchway HatchwayError HostExhausted Internal InvalidRequest Key NewKey NotFound Operation OperationError
+Gone Hatchway HatchwayError HeadTooLarge HostExhausted Internal InvalidRequest Key NewKey NotFound Operation OperationError
 OperationFailed Output OutputLimit Result Sandbox SandboxInfo ServiceEvent Session SessionEvent SessionInfo Started
 StreamLost StreamName Template TooLarge Unauthenticated Unavailable Unprocessable Usage WaitTimeout
 """

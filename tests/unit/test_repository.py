@@ -41,7 +41,9 @@ def test_every_dependency_is_used() -> None:
     for requirement in project["dependencies"]:
         name = re.split(r"[\[<>=~! ]", requirement)[0]
         module = IMPORTED_AS.get(name, name).replace("-", "_")
-        assert re.search(rf'^\s*(import|from) {module}\b|http="{module}"', source, re.M), f"nothing imports {name}"
+        assert re.search(rf"^\s*(import|from) {module}\b|protocols\.http\.{module}_impl\b", source, re.M), (
+            f"nothing imports {name}"
+        )
 
 
 def test_every_dependency_is_locked() -> None:

@@ -11,6 +11,7 @@ HatchwayError
 ├── TooLarge            413
 ├── Unprocessable       422  well-formed but out of range
 ├── Exhausted           429  a quota or a bound was reached; later it may work
+├── HeadTooLarge        431  the request line and the headers
 ├── Internal            500  the service's fault
 ├── Unavailable         503  a part of the service or of the host is not there now
 ├── HostExhausted       507  the host is out of disk or memory
@@ -102,6 +103,12 @@ class Exhausted(HatchwayError):
     status = 429
 
 
+class HeadTooLarge(HatchwayError):
+    """The request line and the headers are larger than their bound."""
+
+    status = 431
+
+
 class Internal(HatchwayError):
     """Something of the service went wrong; its log has the details."""
 
@@ -188,6 +195,7 @@ _BY_STATUS: dict[int, type[HatchwayError]] = {
         TooLarge,
         Unprocessable,
         Exhausted,
+        HeadTooLarge,
         Internal,
         Unavailable,
         HostExhausted,

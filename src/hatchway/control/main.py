@@ -14,6 +14,7 @@ from hatchway.control.app import make_app
 from hatchway.control.config import ControlConfig, NodeAddress, TlsNode, UnixNode
 from hatchway.control.keys import ensure_development_key
 from hatchway.control.plane import open_plane
+from hatchway.wire.http_head import BoundedHead
 
 __all__ = ["ControlConfig", "NodeAddress", "TlsNode", "UnixNode", "run", "serve"]
 
@@ -56,7 +57,7 @@ async def serve(
             uvicorn.Config(
                 make_app(plane),
                 loop="asyncio",
-                http="httptools",
+                http=BoundedHead,
                 ws="none",
                 lifespan="off",
                 access_log=False,

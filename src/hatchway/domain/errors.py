@@ -12,6 +12,7 @@ HatchwayError
 ├── TooLarge            413
 ├── Unprocessable       422  well-formed but out of range
 ├── Exhausted           429  a quota or a bound was reached; later it may work
+├── HeadTooLarge        431  the request line and the headers
 ├── Internal            500  our fault
 ├── Unavailable         503  a part of Hatchway or of the host is not there now
 └── HostExhausted       507  the host is out of disk or memory
@@ -88,6 +89,12 @@ class TooLarge(HatchwayError):
     """The request body or one of its parts is larger than its bound."""
 
     status = 413
+
+
+class HeadTooLarge(HatchwayError):
+    """The request line and the headers are larger than their bound."""
+
+    status = 431
 
 
 class Unprocessable(HatchwayError):

@@ -16,6 +16,7 @@ TITLES = {
     413: "Too large",
     422: "Invalid content",
     429: "Too many",
+    431: "Head too large",
     500: "Internal error",
     503: "Unavailable",
     507: "Host exhausted",
@@ -44,7 +45,7 @@ def headers(error: HatchwayError) -> dict[str, str]:
         case 405:
             allowed = error.extra.get("allow", ())
             return {"allow": ", ".join(map(str, allowed))} if isinstance(allowed, list | tuple) else {}
-        case 413:  # the rest of the body is not read
+        case 413 | 431:  # the rest is not read
             return {"connection": "close"}
         case 429 | 503:
             return {"retry-after": "1"}

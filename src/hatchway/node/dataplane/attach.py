@@ -1,5 +1,6 @@
 """`POST /v1/sessions/{id}/attach`: starts the process, or goes on where a client was; server-sent events until the end."""
 
+import asyncio
 from typing import Annotated
 
 import msgspec
@@ -68,6 +69,8 @@ class Attach:
                 size += len(frame)
             if frames:
                 await send({"type": "http.response.body", "body": b"".join(frames), "more_body": not feed.over})
+                # To a client that is gone, send never waits: without a turn for the loop nobody would hear that it is.
+                await asyncio.sleep(0)
                 if feed.over:
                     return
             elif not await follower.wait(limits.ping_s):

@@ -1,5 +1,7 @@
 """`GET /v1/sessions/{id}/output`: the raw octets of one stream."""
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -75,6 +77,8 @@ class Output:
             if chunk is not None:
                 cursor.position += len(chunk)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                # To a client that is gone, send never waits: without a turn for the loop nobody would hear that it is.
+                await asyncio.sleep(0)
             elif session.ended or not follow:
                 return True
             else:

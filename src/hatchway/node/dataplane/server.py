@@ -12,6 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from hatchway.node.dataplane.app import App
+from hatchway.wire.http_head import BoundedHead
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class DataPlaneServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedHead,
                 loop="asyncio",
                 ws="none",
                 lifespan="off",

@@ -1,0 +1,80 @@
+"""The bound on the head of a request, on every HTTP listener of ours, before anybody was asked for a key."""
+
+import http
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hatchway.domain import problems
+from hatchway.domain.errors import HatchwayError, HeadTooLarge, InvalidRequest
+
+MAX_HEAD = 64 * 1024
+"""Octets of request line and headers; a client that sends more is answered 431 and cut off."""
+
+
+class BoundedHead(HttpToolsProtocol):
+    """uvicorn's protocol, which by itself takes a head without end."""
+
+    _received = 0
+    """Octets that came while the head was not whole."""
+    _head = 0
+    """Octets of the target and the headers that are whole."""
+    _in_head = True
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._received, self._head, self._in_head = 0, 0, True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of its target."""
+        self._head += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of its headers."""
+        self._head += len(name) + len(value) + 4
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Its head is whole; one that is too large is answered here and goes no further."""
+        self._in_head = False
+        if self._head > MAX_HEAD:
+            self._refuse()
+        else:
+            super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes octets, as long as no head grows beyond the bound."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._in_head:
+            self._received += len(data)
+            if self._received > MAX_HEAD:
+                self._refuse()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is not HTTP."""
+        self._answer(InvalidRequest("malformed_request", f"This is not HTTP/1.1: {msg}", "Send a well-formed request."))
+
+    def _refuse(self) -> None:
+        self._answer(
+            HeadTooLarge(
+                "head_too_large",
+                f"The request line and the headers take more than {MAX_HEAD} octets.",
+                "Send less of them.",
+                limit=MAX_HEAD,
+            )
+        )
+
+    def _answer(self, error: HatchwayError) -> None:
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode(problems.document(error))
+        head = (
+            f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
+            f"content-type: {problems.MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
