@@ -34,6 +34,13 @@ MAX_SPAWN_OCTETS: Final = 1024 * 1024
 MAX_KEY: Final = 64
 MAX_PROCESS_NUMBER: Final = 2**31 - 1
 MAX_PROCESSES: Final = 256
+MAX_BUILTINS: Final = 32
+"""Programs of the agent's own that run at once, beside the processes."""
+MAX_CONNECTIONS: Final = 512
+MAX_LISTED: Final = MAX_PROCESSES + MAX_BUILTINS + MAX_CONNECTIONS
+"""PROC frames that follow a HELLO_ACK at most."""
+FIRST_OWN_NUMBER: Final = 2**30
+"""Process numbers from here on are the node's own streams (builtins, connections); the control plane gives those below."""
 MAX_REQUESTS: Final = 32
 
 _MORE: Final = 1
@@ -65,6 +72,7 @@ class FrameType(enum.IntEnum):
     RESIZE_DISK = 25
     SHUTDOWN = 26
     METRICS = 27
+    DIAL = 28
     OUTPUT = 32
     OUTPUT_ACK = 33
     INPUT = 34
@@ -78,6 +86,7 @@ class SpawnFlag(enum.IntFlag):
     STDIN = 1
     PTY = 2
     MERGE_STDERR = 4
+    BUILTIN = 8
 
 
 class SignalScope(enum.IntEnum):
@@ -181,15 +190,15 @@ def encode_spawn(
     pty: tuple[int, int] | None = None,
     merge_stderr: bool = False,
     timeout_ms: int = 0,
+    builtin: bool = False,
+    limits: Iterable[tuple[Tag, int]] = (),
 ) -> bytes:
     """Returns a SPAWN, as many frames as it takes; `pty` is rows and columns, `timeout_ms` 0 is none.
 
+    `builtin` starts the agent's own program of the name `argv[0]`; `limits` are the fields LIMIT_….
     Raises `ValueError` for a value that the protocol cannot carry or that is beyond its bounds.
     """
-    if not 1 <= number <= MAX_PROCESS_NUMBER:
-        raise ValueError(f"process number {number}: 1 to {MAX_PROCESS_NUMBER}")
-    if not key or len(key.encode()) > MAX_KEY:
-        raise ValueError(f"a process key has 1 to {MAX_KEY} octets")
+    _check_name(number, key)
     if not argv:
         raise ValueError("a process needs at least one argument, its program")
     if len(argv) + len(env) > MAX_SPAWN_FIELDS:
@@ -206,12 +215,15 @@ def encode_spawn(
         flags |= SpawnFlag.STDIN
     if merge_stderr:
         flags |= SpawnFlag.MERGE_STDERR
+    if builtin:
+        flags |= SpawnFlag.BUILTIN
     if pty is not None:
         flags |= SpawnFlag.PTY
         fields.extend(((Tag.ROWS, pty[0]), (Tag.COLS, pty[1])))
     fields.append((Tag.FLAGS, int(flags)))
     if timeout_ms:
         fields.append((Tag.TIMEOUT_MS, timeout_ms))
+    fields.extend(limits)
     payload = encode_fields(fields)
     if len(payload) > MAX_SPAWN_OCTETS:
         raise ValueError(f"arguments and environment take {len(payload)} octets: at most {MAX_SPAWN_OCTETS}")
@@ -226,6 +238,27 @@ def encode_spawn(
         )
         for part in range(last + 1)
     )
+
+
+def encode_dial(request: int, *, number: int, key: str, port: int, host: str | None = None) -> bytes:
+    """Returns a DIAL to a TCP port inside the guest; without `host` to its loopback.
+
+    Raises `ValueError` for a value that the protocol cannot carry or that is beyond its bounds.
+    """
+    _check_name(number, key)
+    if not 1 <= port <= 65_535:
+        raise ValueError(f"port {port}: 1 to 65535")
+    fields: list[tuple[Tag, int | str | bytes]] = [(Tag.KEY, key), (Tag.SIZE, number), (Tag.PORT, port)]
+    if host is not None:
+        fields.append((Tag.HOST, host))
+    return encode_frame(FrameType.DIAL, request, encode_fields(fields))
+
+
+def _check_name(number: int, key: str) -> None:
+    if not 1 <= number <= MAX_PROCESS_NUMBER:
+        raise ValueError(f"process number {number}: 1 to {MAX_PROCESS_NUMBER}")
+    if not key or len(key.encode()) > MAX_KEY:
+        raise ValueError(f"a process key has 1 to {MAX_KEY} octets")
 
 
 def encode_output_ack(number: int, stdout: int, stderr: int, limit: int) -> bytes:

@@ -64,6 +64,16 @@ class Tag(enum.IntEnum):
     MEM_AVAILABLE_KIB = 45
     DISK_TOTAL = 46
     DISK_FREE = 47
+    LIMIT_MEMORY = 48
+    LIMIT_CPU_MS = 49
+    LIMIT_NOFILE = 50
+    LIMIT_PIDS = 51
+    PORT = 52
+    HOST = 53
+    CPUS = 54
+    PROCESSES = 55
+    LOAD1_MILLI = 56
+    LIMIT_FSIZE = 57
 
 
 class Kind(enum.Enum):
@@ -86,6 +96,7 @@ _TEXT: Final = {
     Tag.CWD,
     Tag.USER,
     Tag.KEY,
+    Tag.HOST,
 }
 _U32: Final = {
     Tag.VERSION,
@@ -101,6 +112,10 @@ _U32: Final = {
     Tag.EXIT_SIGNAL,
     Tag.REASON,
     Tag.STATE,
+    Tag.PORT,
+    Tag.CPUS,
+    Tag.PROCESSES,
+    Tag.LOAD1_MILLI,
 }
 
 
