@@ -102,6 +102,11 @@ async def test_every_verb_moves_the_sandbox_and_a_repeated_one_does_nothing(serv
         ("wake", "running"),
         ("stop", "stopped"),
         ("wake", "running"),
+        ("suspend", "suspended"),
+        ("restore", "running"),
+        ("pause", "paused"),
+        ("suspend", "suspended"),
+        ("wake", "running"),
         ("stop", "stopped"),
         ("start", "running"),
     ]

@@ -278,7 +278,17 @@ async def test_sessions_need_a_sandbox_that_runs(service: Service) -> None:
     path = f"/v1/sandboxes/{sandbox['id']}"
     await service.http.post(f"{path}/pause", headers={"prefer": "wait=20"})
     problem = check(await service.http.post(f"{path}/sessions", json={"argv": ["a"]}), 409, "sandbox_not_running")
-    assert set(problem["verbs"]) == {"pause", "resume", "stop", "wake", "delete"}
+    assert set(problem["verbs"]) == {
+        "pause",
+        "resume",
+        "stop",
+        "wake",
+        "suspend",
+        "fork",
+        "snapshot",
+        "rollback",
+        "delete",
+    }
     await service.http.request("DELETE", path, headers={"prefer": "wait=20"})
     check(await service.http.post(f"{path}/sessions", json={"argv": ["a"]}), 410, "sandbox_deleted")
 
@@ -289,7 +299,7 @@ async def test_a_verb_from_the_wrong_state_says_what_is_possible(service: Servic
     await service.http.post(f"{path}/stop", headers={"prefer": "wait=20"})
     problem = check(await service.http.post(f"{path}/pause"), 409, "wrong_state")
     assert problem["state"] == "stopped"
-    assert set(problem["verbs"]) == {"stop", "start", "wake", "delete"}
+    assert set(problem["verbs"]) == {"start", "stop", "wake", "snapshot", "rollback", "delete"}
     check(await service.http.post(f"{path}/pause", json={"grace": 1}), 422, "unknown_field")
 
 

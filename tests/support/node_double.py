@@ -16,7 +16,7 @@ import msgspec
 
 from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import new_id
-from hatchway.domain.lifecycle import VERBS, State, Verb, admits
+from hatchway.domain.lifecycle import ROLLBACK_TARGETS, VERBS, SnapshotKind, State, Verb, admits
 from hatchway.wire import node as wire
 from hatchway.wire.rpc import Connection
 
@@ -35,6 +35,7 @@ class NodeDouble:
         self.attach_url = "http://127.0.0.1:7071"
         self.boxes: dict[str, wire.Observed] = {}
         self.specs: dict[str, wire.SandboxSpec] = {}
+        self.snapshots: dict[str, wire.Snapshot] = {}
         self.sessions: dict[str, wire.SessionStatus] = {}
         self.session_specs: dict[str, wire.SessionSpec] = {}
         self.hooks: dict[str, Hook] = {}
@@ -150,8 +151,26 @@ class NodeDouble:
                 self.sequence += 1
                 self.boxes.pop(request.sandbox_id)
                 return msgspec.structs.replace(seen, state=State.DELETED, cause=None, reason="", sequence=self.sequence)
-            case "sandbox.start" | "sandbox.stop" | "sandbox.pause" | "sandbox.resume":
+            case (
+                "sandbox.start"
+                | "sandbox.stop"
+                | "sandbox.pause"
+                | "sandbox.resume"
+                | "sandbox.suspend"
+                | "sandbox.restore"
+            ):
                 return self._move(Verb(method.removeprefix("sandbox.")), request)
+            case "sandbox.fork":
+                return self._fork(request)
+            case "sandbox.rollback":
+                return self._rollback(request)
+            case "snapshot.create":
+                return self._snapshot(request)
+            case "snapshot.delete":
+                self.snapshots.pop(request.snapshot_id, None)
+                return wire.Empty()
+            case "snapshot.list":
+                return wire.SnapshotList(snapshots=tuple(self.snapshots.values()))
             case _:
                 return self._session(method, request)
 
@@ -188,12 +207,53 @@ class NodeDouble:
         seen = self._box(ref)
         if not admits(verb, State(seen.state)):
             raise Conflict("wrong_state", f"The sandbox is {seen.state}.", "")
-        self.sequence += 1
         boot_id = new_id() if verb is Verb.START else seen.boot_id
-        self.boxes[ref.sandbox_id] = msgspec.structs.replace(
-            seen, state=VERBS[verb].target, cause=None, reason="", boot_id=boot_id, sequence=self.sequence
+        stored = 1_000_000 if verb is Verb.SUSPEND else None
+        return self._becomes(seen, VERBS[verb].target, boot_id=boot_id, stored_bytes=stored)
+
+    def _becomes(self, seen: wire.Observed, state: State | None, **changes: Any) -> wire.Observed:
+        self.sequence += 1
+        seen = self.boxes[seen.sandbox_id] = msgspec.structs.replace(
+            seen, state=state or seen.state, cause=None, reason="", sequence=self.sequence, **changes
         )
-        return self.boxes[ref.sandbox_id]
+        return seen
+
+    def _fork(self, request: wire.ForkRequest) -> wire.ForkAnswer:
+        source = self._box(request)
+        outcomes: list[wire.BranchOutcome] = []
+        for branch in request.branches:
+            spec = msgspec.structs.replace(
+                self.specs[source.sandbox_id],
+                sandbox_id=branch.sandbox_id,
+                hostname=branch.hostname,
+                env=branch.env,
+                generation=branch.generation,
+            )
+            outcomes.append(wire.BranchOutcome(sandbox_id=branch.sandbox_id, observed=self._create(spec)))
+        return wire.ForkAnswer(source=self._becomes(source, None), branches=tuple(outcomes), source_stopped_ms=1.5)
+
+    def _snapshot(self, request: wire.SnapshotRequest) -> wire.SnapshotMade:
+        source = self._box(request)
+        if request.snapshot_id not in self.snapshots:
+            self.snapshots[request.snapshot_id] = wire.Snapshot(
+                snapshot_id=request.snapshot_id,
+                sandbox_id=request.sandbox_id,
+                project=request.project,
+                kind=request.kind,
+                template_digest=DIGEST,
+                shape=self.specs[request.sandbox_id].shape,
+                disk_bytes=10,
+                memory_bytes=20 if request.kind == "full" else 0,
+                digest=DIGEST,
+                created_at=time.time(),
+            )
+        return wire.SnapshotMade(snapshot=self.snapshots[request.snapshot_id], source=self._becomes(source, None))
+
+    def _rollback(self, request: wire.RollbackRequest) -> wire.Observed:
+        kept = self.snapshots.get(request.snapshot_id)
+        if kept is None:
+            raise NotFound("unknown_snapshot", "There is no such snapshot.", "")
+        return self._becomes(self._box(request), ROLLBACK_TARGETS[SnapshotKind(kept.kind)])
 
     def _session(self, method: str, request: Any) -> object:
         match method:
@@ -207,6 +267,8 @@ class NodeDouble:
                         session_id=request.session_id, sandbox_id=request.sandbox_id, state="created"
                     )
                 return self.sessions[request.session_id]
+            case "session.branched":
+                return wire.BranchedSessions(sessions=())
             case "session.list":
                 found = (one for one in self.sessions.values() if one.sandbox_id == request.sandbox_id)
                 return wire.SessionList(sessions=tuple(found))

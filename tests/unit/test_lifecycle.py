@@ -2,7 +2,18 @@
 
 import pytest
 
-from hatchway.domain.lifecycle import CAUSES, VERBS, Cause, State, Verb, admits, verbs_from
+from hatchway.domain.lifecycle import (
+    CAUSES,
+    ROLLBACK_TARGETS,
+    SNAPSHOT_SOURCES,
+    VERBS,
+    Cause,
+    SnapshotKind,
+    State,
+    Verb,
+    admits,
+    verbs_from,
+)
 
 LIVING = [state for state in State if state is not State.DELETED]
 
@@ -13,7 +24,7 @@ def test_delete_leads_out_of_every_state(state: State) -> None:
     assert VERBS[Verb.DELETE].target is State.DELETED
 
 
-@pytest.mark.parametrize("state", [State.PAUSED, State.STOPPED, State.FAILED])
+@pytest.mark.parametrize("state", [State.PAUSED, State.SUSPENDED, State.STOPPED, State.FAILED])
 def test_a_sandbox_that_does_not_run_can_be_made_to(state: State) -> None:
     assert any(VERBS[verb].target is State.RUNNING and state in VERBS[verb].sources for verb in verbs_from(state))
 
@@ -30,7 +41,7 @@ def test_nothing_leads_out_of_deleted_and_create_is_never_offered() -> None:
     assert all(Verb.CREATE not in verbs_from(state) for state in State)
 
 
-@pytest.mark.parametrize("cause", list(Cause))
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.MEMORY_LOST])
 def test_what_happens_unasked_happens_to_living_machines_only(cause: Cause) -> None:
     rule = CAUSES[cause]
     assert rule.sources == {State.RUNNING, State.PAUSED}
@@ -42,3 +53,21 @@ def test_memory_is_lost_by_stop_and_kept_by_pause() -> None:
     assert not admits(Verb.START, State.PAUSED)
     assert admits(Verb.WAKE, State.PAUSED)
     assert admits(Verb.WAKE, State.STOPPED)
+    assert admits(Verb.WAKE, State.SUSPENDED)
+
+
+def test_lost_memory_leaves_a_suspended_sandbox_its_disk() -> None:
+    assert CAUSES[Cause.MEMORY_LOST].target is State.SUSPENDED
+    assert admits(Verb.STOP, State.SUSPENDED)
+
+
+@pytest.mark.parametrize("verb", [Verb.FORK, Verb.SNAPSHOT])
+def test_copies_leave_the_original_in_its_state(verb: Verb) -> None:
+    assert VERBS[verb].target is None
+    assert not VERBS[verb].satisfied
+
+
+@pytest.mark.parametrize("kind", list(SnapshotKind))
+def test_a_snapshot_can_be_gone_back_to_from_wherever_it_can_be_made(kind: SnapshotKind) -> None:
+    assert SNAPSHOT_SOURCES[kind] <= VERBS[Verb.SNAPSHOT].sources <= VERBS[Verb.ROLLBACK].sources
+    assert ROLLBACK_TARGETS[kind] in (State.RUNNING, State.STOPPED)

@@ -20,6 +20,7 @@ from hatchway.control import (
     requests,
     sandboxes,
     sessions,
+    snapshots,
     templates,
 )
 from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
@@ -31,6 +32,7 @@ from hatchway.storage.rows import KeyRow
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *sandboxes.ENDPOINTS,
+    *snapshots.ENDPOINTS,
     *sessions.ENDPOINTS,
     *operations.ENDPOINTS,
     *events.ENDPOINTS,

@@ -15,19 +15,15 @@ from typing import Any
 import msgspec
 
 from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
-from hatchway.domain.errors import HatchwayError, Internal, NotFound, Unavailable
-from hatchway.domain.lifecycle import VERBS, State, Verb
-from hatchway.domain.shapes import Shape
+from hatchway.control.verbs import LOOK_WITHIN_S, carry_out
+from hatchway.domain.errors import HatchwayError, NotFound, Unavailable
+from hatchway.domain.lifecycle import State, Verb
 from hatchway.storage import operations, transitions
 from hatchway.storage.database import Database
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Finished
-from hatchway.wire.node import Observed, Progress, SandboxRef, SandboxSpec, StopRequest
+from hatchway.wire.node import Observed, Progress, SandboxRef
 
-VERB_WITHIN_S = 120.0
-CREATE_WITHIN_S = 600.0
-"""The first creation of a shape bakes it: a cold boot and more, on a host that may be busy."""
-LOOK_WITHIN_S = 10.0
 FLUSH_EVERY_S = 0.25
 RETRY_S: tuple[float, ...] = (0.02, 0.1, 0.5, 2.0, 5.0)
 DELETE_RETRY_S: tuple[float, ...] = (0.2, 1.0, 5.0, 30.0)
@@ -200,7 +196,7 @@ class Engine:
             return await self._database.write(transitions.fail, operation, error.as_dict(), None, live.started_at)
         failure: HatchwayError
         try:
-            seen = await self._verb(link, operation.kind, sandbox)
+            ending = await carry_out(link, self._database, operation, sandbox)
         except HatchwayError as error:
             if isinstance(error, Unavailable) and error.code in LOST_CODES:
                 raise _Again(error) from error
@@ -209,11 +205,7 @@ class Engine:
             cause = f"The node did not finish the {operation.kind} in time."
             failure = Unavailable("node_timeout", cause, "Try again when it is less busy.")
         else:
-            if seen.state == VERBS[operation.kind].target:
-                started_at = live.started_at or time.time()
-                return await self._database.write(transitions.succeed, operation, seen, started_at)
-            cause = f"After the {operation.kind} the sandbox is {seen.state}. {seen.reason}".strip()
-            failure = Internal("unexpected_state", cause, "Try again.")
+            return await self._database.write(ending, live.started_at or time.time())
         if operation.kind is Verb.DELETE:
             # A delete cannot fail for good: whatever is in its way, it goes on until nothing is left.
             raise _Again(failure)
@@ -243,31 +235,6 @@ class Engine:
         await turn.take()
         live.phase = "running"
         return link
-
-    async def _verb(self, link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
-        ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
-        if verb is Verb.CREATE or (verb in (Verb.START, Verb.WAKE) and sandbox.boot_id is None):
-            # A sandbox that never ran has no disk to boot from: its start is its creation.
-            return await link.call("sandbox.create", spec_of(sandbox), Observed, within=CREATE_WITHIN_S)
-        if verb is Verb.STOP:
-            request = StopRequest(sandbox_id=sandbox.id, generation=sandbox.generation)
-            return await link.call("sandbox.stop", request, Observed, within=VERB_WITHIN_S)
-        if verb is Verb.WAKE:
-            verb = Verb.RESUME if sandbox.state is State.PAUSED else Verb.START
-        try:
-            return await link.call(f"sandbox.{verb}", ref, Observed, within=VERB_WITHIN_S)
-        except NotFound:
-            if verb is not Verb.DELETE:
-                raise
-            # The node never made it, or has forgotten it after an earlier attempt: nothing is left to delete.
-            return Observed(
-                sandbox_id=sandbox.id,
-                project=sandbox.project,
-                generation=sandbox.generation,
-                state=State.DELETED,
-                isolation=sandbox.isolation or "emulated",
-                sequence=sandbox.observed_sequence,
-            )
 
     async def _failed(self, link: NodeLink, live: Live, sandbox: SandboxRow, error: HatchwayError) -> Finished | None:
         """Looks what became of the sandbox, then writes the failure with it."""
@@ -331,23 +298,3 @@ def lost(sandbox: SandboxRow) -> Observed:
         boot_id=sandbox.boot_id,
         sequence=sandbox.observed_sequence,
     )
-
-
-def spec_of(sandbox: SandboxRow) -> SandboxSpec:
-    """What a node is told to make a sandbox."""
-    return SandboxSpec(
-        sandbox_id=sandbox.id,
-        project=sandbox.project,
-        generation=sandbox.generation,
-        template_digest=sandbox.template_digest,
-        shape=Shape(vcpus=sandbox.vcpus, memory_mib=sandbox.memory_mib, disk_mib=sandbox.disk_mib),
-        hostname=hostname_of(sandbox),
-        env=sandbox.env,
-        require_isolation=sandbox.require_isolation,
-    )
-
-
-def hostname_of(sandbox: SandboxRow) -> str:
-    """The guest's host name: the sandbox's name where that makes a DNS label, else its id."""
-    label = (sandbox.name or "").lower().replace("_", "-").replace(".", "-").strip("-")[:63].strip("-")
-    return label or sandbox.id

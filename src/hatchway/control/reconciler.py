@@ -17,7 +17,7 @@ from hatchway.control.engine import Engine, lost
 from hatchway.control.nodes import NodeLink, Nodes, quietly
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifecycle import State
-from hatchway.storage import operations, outbox, retention, sandboxes, sessions, settings, transitions
+from hatchway.storage import operations, outbox, retention, sandboxes, sessions, settings, snapshots, transitions
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import OperationRow, SandboxRow, SessionRow
 from hatchway.wire.node import (
@@ -29,6 +29,7 @@ from hatchway.wire.node import (
     SandboxSessions,
     SessionList,
     SessionStatus,
+    SnapshotRef,
     Subscribe,
 )
 
@@ -164,6 +165,7 @@ class Reconciler:
         sequence = await self.compare(link)
         await link.call("events.subscribe", Subscribe(sequence=sequence), Empty, within=LIST_WITHIN_S)
         await self._compare_sessions(link)
+        await self._remove_snapshots(link)
 
     async def _node_lost(self, link: NodeLink) -> None:
         with contextlib.suppress(HatchwayError):
@@ -213,6 +215,18 @@ class Reconciler:
             raise
         if with_sessions:
             await self._compare_sessions(link)
+        await self._remove_snapshots(link)
+
+    async def _remove_snapshots(self, link: NodeLink) -> None:
+        """What a node keeps of snapshots that are being deleted, or were never finished."""
+        assert link.node_id is not None
+        for row in await self._database.read(snapshots.unwanted, link.node_id):
+            if row.operation_id in self._engine.live:
+                continue
+            ref = SnapshotRef(snapshot_id=row.id)
+            await link.call("snapshot.delete", ref, Empty, within=DELETE_WITHIN_S)
+            if row.state == "deleting":
+                await self._database.write(snapshots.deleted, row.id)
 
     async def _maintain(self) -> None:
         await self._auth.flush()

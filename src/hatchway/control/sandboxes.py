@@ -15,7 +15,7 @@ from hatchway.domain import shapes
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Gone, NotFound, Unprocessable
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import operations, sandboxes, transitions
+from hatchway.storage import branches, operations, sandboxes, snapshots, transitions
 from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Accepted, NewSandbox
@@ -36,17 +36,33 @@ _REFERENCE = r"^[a-z0-9][a-z0-9._/-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|@
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
-class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a new sandbox is made from, and how large it is."""
+Reference = Annotated[str, Meta(pattern=_REFERENCE, description="`name`, `name:tag` or `name@sha256:…`")]
+Vcpus = Annotated[int, Meta(ge=shapes.MIN_VCPUS, le=shapes.MAX_VCPUS)]
+MemoryMib = Annotated[int, Meta(ge=shapes.MIN_MEMORY_MIB, le=shapes.MAX_MEMORY_MIB)]
+DiskMib = Annotated[int, Meta(ge=shapes.MIN_DISK_MIB, le=shapes.MAX_DISK_MIB)]
 
-    template: Annotated[str, Meta(pattern=_REFERENCE, description="`name`, `name:tag` or `name@sha256:…`")]
+
+class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a new sandbox is made from, a template or a snapshot, and how large it is. A snapshot has its size already: only the disk can be larger."""
+
+    template: Reference | UnsetType = UNSET
+    snapshot: Annotated[str, Meta(description="Id of a snapshot of the project.")] | UnsetType = UNSET
     name: Name | None = None
     metadata: dict[str, str] = {}
     env: dict[str, str] = {}
-    vcpus: Annotated[int, Meta(ge=shapes.MIN_VCPUS, le=shapes.MAX_VCPUS)] = shapes.DEFAULT_VCPUS
-    memory_mib: Annotated[int, Meta(ge=shapes.MIN_MEMORY_MIB, le=shapes.MAX_MEMORY_MIB)] = shapes.DEFAULT_MEMORY_MIB
-    disk_mib: Annotated[int, Meta(ge=shapes.MIN_DISK_MIB, le=shapes.MAX_DISK_MIB)] = shapes.DEFAULT_DISK_MIB
+    vcpus: Vcpus | UnsetType = UNSET
+    memory_mib: MemoryMib | UnsetType = UNSET
+    disk_mib: DiskMib | UnsetType = UNSET
     require_isolation: Literal["hardware", "emulated"] | None = None
+
+
+class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many branches, and what of them is not as the source."""
+
+    count: Annotated[int, Meta(ge=1, le=branches.MAX_BRANCHES)] = 1
+    name: Name | None = None
+    metadata: dict[str, str] | None = None
+    env: dict[str, str] | None = None
 
 
 class ChangeSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,13 +108,18 @@ def check_metadata(metadata: dict[str, str]) -> None:
             raise invalid_field(f"metadata.{key}", "the value is too long.", {"type": "string", "maxLength": 512})
 
 
-def _check_size(body: CreateSandbox, candidates: Sequence[NodeLink]) -> None:
+def _shape(body: CreateSandbox) -> shapes.Shape:
+    given = {"vcpus": body.vcpus, "memory_mib": body.memory_mib, "disk_mib": body.disk_mib}
+    return shapes.Shape(**{name: value for name, value in given.items() if value is not UNSET})
+
+
+def _check_size(shape: shapes.Shape, candidates: Sequence[NodeLink]) -> None:
     """Raises `invalid_field` for a size that no node could ever hold."""
     infos = [link.info for link in candidates if link.info is not None]
     for field, wanted, most in (
-        ("vcpus", body.vcpus, [info.cpus for info in infos]),
-        ("memory_mib", body.memory_mib, [info.memory_mib for info in infos]),
-        ("disk_mib", body.disk_mib, [info.disk_mib for info in infos]),
+        ("vcpus", shape.vcpus, [info.cpus for info in infos]),
+        ("memory_mib", shape.memory_mib, [info.memory_mib for info in infos]),
+        ("disk_mib", shape.disk_mib, [info.disk_mib for info in infos]),
     ):
         if most and wanted > max(most):
             raise invalid_field(field, "no node here is that large.", {"type": "integer", "maximum": max(most)})
@@ -109,10 +130,29 @@ async def create(call: Call[CreateSandbox]) -> Response:
     body = call.body
     check_env(body.env, "env")
     check_metadata(body.metadata)
-    plane = call.plane
+    if (body.template is UNSET) == (body.snapshot is UNSET):
+        raise Unprocessable(
+            "missing_field" if body.template is UNSET else "invalid_field",
+            "A sandbox is made either from a `template` or from a `snapshot`.",
+            "Give one of the two.",
+            field="template",
+            allowed=["template", "snapshot"],
+        )
+    new = await (
+        _from_snapshot(call, body.snapshot) if body.snapshot is not UNSET else _from_template(call, str(body.template))
+    )
+    try:
+        accepted = await call.plane.database.write(transitions.accept_create, new, call.idempotency)
+    except Answered as earlier:
+        return await repeat(call, earlier)
+    return await proceed(call, accepted)
+
+
+async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbox:
+    body, plane, shape = call.body, call.plane, _shape(call.body)
     await plane.nodes.wait(None, within=NODE_WAIT_S)
     candidates = plane.nodes.ready()
-    _check_size(body, candidates)
+    _check_size(shape, candidates)
     link = plane.place(body.require_isolation, candidates)
     if link is None or link.node_id is None:
         raise Unprocessable(
@@ -125,7 +165,7 @@ async def create(call: Call[CreateSandbox]) -> Response:
     try:
         release = await link.call(
             "template.resolve",
-            ResolveTemplate(reference=body.template),
+            ResolveTemplate(reference=reference),
             TemplateRelease,
             within=RESOLVE_WITHIN_S,
         )
@@ -133,22 +173,70 @@ async def create(call: Call[CreateSandbox]) -> Response:
         raise Unprocessable("unknown_template", error.cause, error.remedy, field="template") from None
     except TimeoutError:
         raise node_timeout() from None
-    new = NewSandbox(
+    return NewSandbox(
         project=call.project,
         name=body.name,
         node_id=link.node_id,
-        template=f"{release.name}:{release.tag}" if release.tag and "@" not in body.template else body.template,
+        template=f"{release.name}:{release.tag}" if release.tag and "@" not in reference else reference,
         template_digest=release.digest,
-        shape=shapes.Shape(vcpus=body.vcpus, memory_mib=body.memory_mib, disk_mib=body.disk_mib),
+        shape=shape,
         metadata=body.metadata,
         env=body.env,
         require_isolation=body.require_isolation,
     )
+
+
+async def _from_snapshot(call: Call[CreateSandbox], snapshot_id: str) -> NewSandbox:
+    body = call.body
+    requests.check_id(snapshot_id, "snapshot", NotFound)
+    row = await call.plane.database.read(snapshots.get_ready, call.project, snapshot_id)
+    for field, asked, kept in (("vcpus", body.vcpus, row.vcpus), ("memory_mib", body.memory_mib, row.memory_mib)):
+        if asked not in (UNSET, kept):
+            raise invalid_field(field, f"the snapshot was made with {kept}.", [kept])
+    if body.disk_mib is not UNSET and body.disk_mib < row.disk_mib:
+        raise invalid_field("disk_mib", "a disk cannot shrink.", {"type": "integer", "minimum": row.disk_mib})
+    link = await call.plane.nodes.wait(row.node_id, within=NODE_WAIT_S)
+    if link.info is not None and body.require_isolation not in (None, link.info.isolation):
+        raise Unprocessable(
+            "isolation_unavailable",
+            f"The node of the snapshot gives {link.info.isolation} isolation.",
+            "Leave `require_isolation` out to take what there is.",
+            field="require_isolation",
+            allowed=[link.info.isolation],
+        )
+    return NewSandbox(
+        project=call.project,
+        name=body.name,
+        node_id=row.node_id,
+        template=row.template,
+        template_digest=row.template_digest,
+        shape=shapes.Shape(
+            vcpus=row.vcpus,
+            memory_mib=row.memory_mib,
+            disk_mib=row.disk_mib if body.disk_mib is UNSET else body.disk_mib,
+        ),
+        metadata=body.metadata,
+        env=body.env,
+        require_isolation=body.require_isolation,
+        snapshot_id=row.id,
+    )
+
+
+async def fork(call: Call[ForkSandbox]) -> Response:
+    """Accepts a fork; `operation.result.branches` names the new sandboxes."""
+    body = call.body
+    if body.env is not None:
+        check_env(body.env, "env")
+    if body.metadata is not None:
+        check_metadata(body.metadata)
+    wanted = branches.NewBranches(count=body.count, name=body.name, metadata=body.metadata, env=body.env)
     try:
-        accepted = await plane.database.write(transitions.accept_create, new, call.idempotency)
+        accepted = await call.plane.database.write(
+            branches.accept, call.project, sandbox_id(call), wanted, call.idempotency
+        )
     except Answered as earlier:
-        return await _repeat(call, earlier)
-    return await _proceed(call, accepted)
+        return await repeat(call, earlier)
+    return await proceed(call, accepted)
 
 
 async def list_(call: Call[NoBody]) -> Response:
@@ -181,7 +269,7 @@ async def list_(call: Call[NoBody]) -> Response:
 
 async def get(call: Call[NoBody]) -> Response:
     """Shows one sandbox; a deleted one for as long as it is kept."""
-    row = await call.plane.database.read(sandboxes.get, call.project, _id(call))
+    row = await call.plane.database.read(sandboxes.get, call.project, sandbox_id(call))
     return answer(views.SandboxAnswer(sandbox=show(call, row)))
 
 
@@ -193,7 +281,7 @@ async def change(call: Call[ChangeSandbox]) -> Response:
     if call.body.metadata is not UNSET:
         check_metadata(call.body.metadata)
         changes["metadata"] = call.body.metadata
-    row = await call.plane.database.write(sandboxes.change, call.project, _id(call), changes)
+    row = await call.plane.database.write(sandboxes.change, call.project, sandbox_id(call), changes)
     return answer(views.SandboxAnswer(sandbox=show(call, row)))
 
 
@@ -201,11 +289,11 @@ async def do(call: Call[NoBody], verb: Verb) -> Response:
     """Accepts a lifecycle verb."""
     try:
         accepted = await call.plane.database.write(
-            transitions.accept_verb, call.project, _id(call), verb, call.idempotency
+            transitions.accept_verb, call.project, sandbox_id(call), verb, call.idempotency
         )
     except Answered as earlier:
-        return await _repeat(call, earlier)
-    return await _proceed(call, accepted)
+        return await repeat(call, earlier)
+    return await proceed(call, accepted)
 
 
 async def delete(call: Call[NoBody]) -> Response:
@@ -219,13 +307,14 @@ def show(call: Call[Any], row: SandboxRow) -> views.Sandbox:
     return views.sandbox(row, live, call.plane.conditions(row))
 
 
-async def _proceed(call: Call[Any], accepted: Accepted) -> Response:
+async def proceed(call: Call[Any], accepted: Accepted) -> Response:
+    """Has what was accepted carried out, and answers."""
     if accepted.run:
         call.plane.engine.submit(accepted.operation, accepted.sandbox, accepted.preempted)
     return await _settle(call, accepted.sandbox, accepted.operation, {})
 
 
-async def _repeat(call: Call[Any], earlier: Answered) -> Response:
+async def repeat(call: Call[Any], earlier: Answered) -> Response:
     """Answers a repeated request with the sandbox and operation of the first, as they are now."""
     names = earlier.answer
     sandbox = await call.plane.database.read(sandboxes.find, str(names.get("sandbox", "")))
@@ -255,7 +344,8 @@ async def _settle(call: Call[Any], sandbox: SandboxRow, operation: OperationRow,
     return answer(body, 202 if operation.finished_at is None else 200, headers)
 
 
-def _id(call: Call[Any]) -> str:
+def sandbox_id(call: Call[Any]) -> str:
+    """The sandbox that the path names. Raises `NotFound` for what cannot be an id."""
     return requests.check_id(call.path["id"], "sandbox", NotFound)
 
 
@@ -333,5 +423,20 @@ ENDPOINTS = (
     _verb_endpoint(Verb.RESUME, "Let a paused sandbox go on"),
     _verb_endpoint(Verb.STOP, "Power off; memory is lost, the disk is kept"),
     _verb_endpoint(Verb.START, "Boot on the kept disk"),
-    _verb_endpoint(Verb.WAKE, "Resume or start, whichever the state calls for"),
+    _verb_endpoint(Verb.SUSPEND, "Keep memory and disk, and release the machine"),
+    _verb_endpoint(Verb.RESTORE, "Let a suspended sandbox go on where it stood"),
+    _verb_endpoint(Verb.WAKE, "Resume, restore or start, whichever the state calls for"),
+    Endpoint(
+        "POST",
+        "/v1/sandboxes/{id}/fork",
+        fork,
+        "Branch new sandboxes off, which go on from where this one stands; it runs on",
+        {202: views.AcceptedAnswer, 200: views.AcceptedAnswer},
+        "sandboxes",
+        scope="write",
+        body=ForkSandbox,
+        errors=(404, 409, 410),
+        idempotent=True,
+        waits=True,
+    ),
 )

@@ -6,7 +6,7 @@ import msgspec
 
 from hatchway.control.engine import Live
 from hatchway.domain.lifecycle import State
-from hatchway.storage.rows import KeyRow, OperationRow, SandboxRow, SessionRow
+from hatchway.storage.rows import KeyRow, OperationRow, SandboxRow, SessionRow, SnapshotRow
 from hatchway.wire.node import Exit, SessionStatus, TemplateRelease, TerminalSize
 
 
@@ -75,12 +75,40 @@ class Sandbox(View, frozen=True, kw_only=True):
     isolation: str | None
     require_isolation: str | None
     boot_id: str | None
+    forked_from: str | None
+    snapshot: str | None
+    head_snapshot: str | None
+    stored_bytes: int | None
     node: str
     generation: int
     version: int
     created_at: float
     updated_at: float
     deleted_at: float | None
+
+
+class Snapshot(View, frozen=True, kw_only=True):
+    """A kept state of a sandbox, with a life of its own. `state`: `pending ready failed deleting deleted`; sizes in octets."""
+
+    id: str
+    project: str
+    sandbox_id: str
+    kind: str
+    name: str | None
+    parent: str | None
+    state: str
+    error: OperationError | None
+    template: str
+    template_digest: str
+    vcpus: int
+    memory_mib: int
+    disk_mib: int
+    disk_bytes: int | None
+    memory_bytes: int | None
+    digest: str | None
+    node: str
+    created_at: float
+    updated_at: float
 
 
 class Session(View, frozen=True, kw_only=True):
@@ -97,6 +125,7 @@ class Session(View, frozen=True, kw_only=True):
     stdin: bool
     timeout_s: float | None
     retain_s: float
+    forked_from: str | None
     attach_url: str | None
     pid: int | None
     exit: Exit | None
@@ -170,6 +199,19 @@ class SandboxPage(View, frozen=True, kw_only=True):
     """Sandboxes, newest first; `next_cursor` asks for the next page, null at the end."""
 
     sandboxes: tuple[Sandbox, ...]
+    next_cursor: str | None
+
+
+class SnapshotAnswer(View, frozen=True, kw_only=True):
+    """One snapshot."""
+
+    snapshot: Snapshot
+
+
+class SnapshotPage(View, frozen=True, kw_only=True):
+    """Snapshots, newest first; `next_cursor` asks for the next page, null at the end."""
+
+    snapshots: tuple[Snapshot, ...]
     next_cursor: str | None
 
 
@@ -279,13 +321,6 @@ def operation(row: OperationRow, live: Live | None = None) -> Operation:
     status, phase, progress, started_at = row.status, row.phase, row.progress, row.started_at
     if live is not None and row.finished_at is None and live.started_at is not None:
         status, phase, progress, started_at = "running", live.phase, live.progress, live.started_at
-    error = row.error
-    shown = None
-    if error is not None:
-        cause = str(error.get("cause", ""))
-        shown = OperationError(
-            code=str(error.get("code", "internal")), message=cause, cause=cause, remedy=str(error.get("remedy", ""))
-        )
     return Operation(
         id=row.id,
         kind=str(row.kind),
@@ -294,10 +329,44 @@ def operation(row: OperationRow, live: Live | None = None) -> Operation:
         phase=phase,
         progress=progress,
         result=row.result,
-        error=shown,
+        error=_error(row.error),
         created_at=row.created_at,
         started_at=started_at,
         finished_at=row.finished_at,
+    )
+
+
+def _error(error: dict[str, Any] | None) -> OperationError | None:
+    if error is None:
+        return None
+    cause = str(error.get("cause", ""))
+    return OperationError(
+        code=str(error.get("code", "internal")), message=cause, cause=cause, remedy=str(error.get("remedy", ""))
+    )
+
+
+def snapshot(row: SnapshotRow) -> Snapshot:
+    """Shows a snapshot."""
+    return Snapshot(
+        id=row.id,
+        project=row.project,
+        sandbox_id=row.sandbox_id,
+        kind=str(row.kind),
+        name=row.name,
+        parent=row.parent_id,
+        state=row.state,
+        error=_error(row.error),
+        template=row.template,
+        template_digest=row.template_digest,
+        vcpus=row.vcpus,
+        memory_mib=row.memory_mib,
+        disk_mib=row.disk_mib,
+        disk_bytes=row.disk_bytes,
+        memory_bytes=row.memory_bytes,
+        digest=row.digest,
+        node=row.node_id,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
     )
 
 
@@ -329,6 +398,10 @@ def sandbox(row: SandboxRow, live: Live | None = None, conditions: tuple[Conditi
         isolation=row.isolation,
         require_isolation=row.require_isolation,
         boot_id=row.boot_id,
+        forked_from=row.forked_from,
+        snapshot=row.snapshot_id,
+        head_snapshot=row.head_snapshot_id,
+        stored_bytes=row.stored_bytes,
         node=row.node_id,
         generation=row.generation,
         version=row.version,
@@ -357,6 +430,7 @@ def session_fields(row: SessionRow, status: SessionStatus | None, attach_url: st
         "stdin": spec.get("stdin", True),
         "timeout_s": spec.get("timeout_s"),
         "retain_s": spec.get("retain_s", 3600.0),
+        "forked_from": row.forked_from,
         "attach_url": attach_url,
         "pid": None if status is None else status.pid,
         "exit": None if status is None else status.exit,

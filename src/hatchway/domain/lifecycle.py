@@ -29,7 +29,19 @@ class Verb(StrEnum):
     STOP = "stop"
     START = "start"
     WAKE = "wake"
+    SUSPEND = "suspend"
+    RESTORE = "restore"
+    FORK = "fork"
+    SNAPSHOT = "snapshot"
+    ROLLBACK = "rollback"
     DELETE = "delete"
+
+
+class SnapshotKind(StrEnum):
+    """What a snapshot holds: the disk alone, or memory and disk."""
+
+    DISK = "disk"
+    FULL = "full"
 
 
 class Cause(StrEnum):
@@ -40,14 +52,19 @@ class Cause(StrEnum):
     SERVICE_DOWN = "service_down"
     VMM_DIED = "vmm_died"
     OUT_OF_MEMORY = "out_of_memory"
+    MEMORY_LOST = "memory_lost"
+    """A suspended sandbox whose memory cannot be restored any more: another VMM or CPU, or a part of it is damaged. Its disk is whole."""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """From any of `sources` to `target`; from `satisfied` the verb succeeds and does nothing."""
+    """From any of `sources` to `target`; from `satisfied` the verb succeeds and does nothing.
+
+    `target` is None where the state stays as it is, and for a rollback, whose target follows from the snapshot's kind.
+    """
 
     sources: frozenset[State]
-    target: State
+    target: State | None
     satisfied: frozenset[State] = frozenset()
 
 
@@ -64,9 +81,25 @@ VERBS: dict[Verb, Transition] = {
         frozenset({State.STOPPED}),
     ),
     Verb.START: Transition(frozenset({State.STOPPED, State.FAILED}), State.RUNNING, frozenset({State.RUNNING})),
-    Verb.WAKE: Transition(frozenset({State.PAUSED, State.STOPPED}), State.RUNNING, frozenset({State.RUNNING})),
+    Verb.WAKE: Transition(
+        frozenset({State.PAUSED, State.SUSPENDED, State.STOPPED}), State.RUNNING, frozenset({State.RUNNING})
+    ),
+    Verb.SUSPEND: Transition(_ALIVE, State.SUSPENDED, frozenset({State.SUSPENDED})),
+    Verb.RESTORE: Transition(frozenset({State.SUSPENDED}), State.RUNNING, frozenset({State.RUNNING})),
+    Verb.FORK: Transition(_ALIVE | {State.SUSPENDED}, None),
+    Verb.SNAPSHOT: Transition(_ALIVE | {State.SUSPENDED, State.STOPPED}, None),
+    Verb.ROLLBACK: Transition(_ANY - {State.PENDING}, None),
     Verb.DELETE: Transition(_ANY, State.DELETED, frozenset({State.DELETED})),
 }
+
+SNAPSHOT_SOURCES: dict[SnapshotKind, frozenset[State]] = {
+    SnapshotKind.DISK: VERBS[Verb.SNAPSHOT].sources,
+    SnapshotKind.FULL: _ALIVE,
+}
+"""From which states a snapshot of a kind can be made: memory is where a machine is."""
+
+ROLLBACK_TARGETS: dict[SnapshotKind, State] = {SnapshotKind.DISK: State.STOPPED, SnapshotKind.FULL: State.RUNNING}
+"""What a rollback leads to."""
 
 CAUSES: dict[Cause, Transition] = {
     Cause.GUEST_POWER_OFF: Transition(_ALIVE, State.STOPPED),
@@ -74,6 +107,7 @@ CAUSES: dict[Cause, Transition] = {
     Cause.SERVICE_DOWN: Transition(_ALIVE, State.STOPPED),
     Cause.VMM_DIED: Transition(_ALIVE, State.FAILED),
     Cause.OUT_OF_MEMORY: Transition(_ALIVE, State.FAILED),
+    Cause.MEMORY_LOST: Transition(frozenset({State.SUSPENDED}), State.SUSPENDED),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping
 
-from hatchway.domain.lifecycle import State, Verb
+from hatchway.domain.lifecycle import SnapshotKind, State, Verb
 
 
 class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,14 @@ class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None
     reason: str
     last_process_id: int
+    forked_from: str | None
+    """The sandbox that it branched off from."""
+    snapshot_id: str | None
+    """The snapshot that it was made from."""
+    head_snapshot_id: str | None
+    """The snapshot that its present state goes back to: the parent of the next one."""
+    stored_bytes: int | None
+    """What a suspended sandbox takes on its node's disk for its memory, in octets."""
     created_at: float
     updated_at: float
     deleted_at: float | None
@@ -49,11 +57,38 @@ class OperationRow(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     phase: str
     progress: float | None
+    arguments: dict[str, Any]
+    """What the verb needs besides the sandbox: `snapshot`, `children`."""
     result: dict[str, Any] | None
     error: dict[str, Any] | None
     created_at: float
     started_at: float | None
     finished_at: float | None
+
+
+class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One snapshot. `state`: `pending ready failed deleting deleted`; the sizes, in octets, and the digest are known when it is `ready`."""
+
+    id: str
+    project: str
+    sandbox_id: str
+    node_id: str
+    operation_id: str | None
+    kind: SnapshotKind
+    name: str | None
+    parent_id: str | None
+    state: str
+    template: str
+    template_digest: str
+    vcpus: int
+    memory_mib: int
+    disk_mib: int
+    disk_bytes: int | None
+    memory_bytes: int | None
+    digest: str | None
+    error: dict[str, Any] | None
+    created_at: float
+    updated_at: float
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +101,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     spec: dict[str, Any]
     state: str
     status: dict[str, Any] | None
+    forked_from: str | None
+    """The session of the source whose process runs on in this one."""
     created_at: float
     updated_at: float
 
@@ -109,3 +146,10 @@ def operation(row: RowMapping) -> OperationRow:
     values = dict(row)
     values["kind"] = Verb(values["kind"])
     return OperationRow(**values)
+
+
+def snapshot(row: RowMapping) -> SnapshotRow:
+    """From a row of the table."""
+    values = dict(row)
+    values["kind"] = SnapshotKind(values["kind"])
+    return SnapshotRow(**values)

@@ -14,7 +14,7 @@ from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import SandboxRow, SessionRow
 from hatchway.storage.tables import sandboxes as sandboxes_table
 from hatchway.storage.tables import sessions
-from hatchway.wire.node import SessionSpec, SessionStatus
+from hatchway.wire.node import BranchedSession, SessionSpec, SessionStatus
 
 OPEN = ("new", "created", "running", "exited")
 """States of which more can be heard; the others are `ended`, `deleted` and `lost` (a node that does not know it)."""
@@ -66,6 +66,7 @@ def create(
         spec=msgspec.to_builtins(spec),
         state="new",
         status=None,
+        forked_from=None,
         created_at=now,
         updated_at=now,
     )
@@ -73,6 +74,33 @@ def create(
     outbox.append(connection, project, "session.created", session_id, {"sandbox": sandbox_id, "process_id": process_id})
     idempotency.keep(connection, project, key, {"session": session_id})
     return sandbox, row
+
+
+def branched(connection: Connection, project: str, one: BranchedSession) -> None:
+    """Stores a session that a branch began with. Does nothing when it is stored already."""
+    spec, now = one.spec, time.time()
+    if find(connection, spec.session_id) is not None:
+        return
+    row = SessionRow(
+        id=spec.session_id,
+        project=project,
+        sandbox_id=spec.sandbox_id,
+        process_id=spec.process_id,
+        spec=msgspec.to_builtins(spec),
+        state=one.status.state,
+        status=msgspec.to_builtins(one.status),
+        forked_from=one.forked_from,
+        created_at=now,
+        updated_at=now,
+    )
+    connection.execute(_INSERT, msgspec.structs.asdict(row))
+    connection.execute(
+        update(sandboxes_table)
+        .where(sandboxes_table.c.id == spec.sandbox_id, sandboxes_table.c.last_process_id < spec.process_id)
+        .values(last_process_id=spec.process_id)
+    )
+    data = {"sandbox": spec.sandbox_id, "process_id": spec.process_id, "forked_from": one.forked_from}
+    outbox.append(connection, project, "session.created", spec.session_id, data)
 
 
 def find(connection: Connection, session_id: str) -> SessionRow | None:

@@ -20,6 +20,7 @@ from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import operations as operations_table
 from hatchway.storage.tables import sandboxes as table
+from hatchway.storage.tables import snapshots as snapshots_table
 from hatchway.wire.node import Observed
 
 
@@ -35,6 +36,8 @@ class NewSandbox(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     env: dict[str, str]
     require_isolation: str | None
+    snapshot_id: str | None = None
+    """Make it from this snapshot of the project, which has template and shape already."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +84,7 @@ _RELEASE = (
         observed_sequence=bindparam("new_sequence"),
         isolation=bindparam("new_isolation"),
         boot_id=bindparam("new_boot_id"),
+        stored_bytes=bindparam("new_stored_bytes"),
         cause=bindparam("new_cause"),
         reason=bindparam("new_reason"),
         updated_at=bindparam("now"),
@@ -104,13 +108,48 @@ _END = (
 )
 
 
+_ABANDON = (
+    update(table)
+    .where(table.c.operation_id == bindparam("owner"), table.c.id != bindparam("source"))
+    .values(
+        state=State.FAILED,
+        desired=State.FAILED,
+        operation_id=None,
+        version=table.c.version + 1,
+        reason=bindparam("why"),
+        updated_at=bindparam("now"),
+    )
+)
+_FAIL_SNAPSHOT = (
+    update(snapshots_table)
+    .where(snapshots_table.c.operation_id == bindparam("operation"), snapshots_table.c.state == "pending")
+    .values(state="failed", error=bindparam("new_error"), updated_at=bindparam("now"))
+)
+
+
 def accept_create(connection: Connection, new: NewSandbox, key: IdempotencyKey | None) -> Accepted:
     """Stores a sandbox in `pending` and the operation that makes it. Raises `idempotency.Answered`."""
     idempotency.check(connection, new.project, key)
     now = time.time()
     operation = _new_operation(new.project, new_id(), Verb.CREATE, now)
+    sandbox = store_new(connection, new, operation, operation.target, now)
+    _store_accepted(connection, operation, key)
+    return Accepted(sandbox=sandbox, operation=operation, run=True)
+
+
+def store_new(
+    connection: Connection,
+    new: NewSandbox,
+    operation: OperationRow,
+    sandbox_id: str,
+    now: float,
+    *,
+    forked_from: SandboxRow | None = None,
+) -> SandboxRow:
+    """Stores a sandbox in `pending`, owned by `operation`. Part of a transaction."""
+    head = new.snapshot_id if forked_from is None else forked_from.head_snapshot_id
     sandbox = SandboxRow(
-        id=operation.target,
+        id=sandbox_id,
         project=new.project,
         name=new.name,
         state=State.PENDING,
@@ -132,20 +171,24 @@ def accept_create(connection: Connection, new: NewSandbox, key: IdempotencyKey |
         boot_id=None,
         cause=None,
         reason="",
-        last_process_id=0,
+        # The agent in a branch knows the processes of its source by their numbers.
+        last_process_id=0 if forked_from is None else forked_from.last_process_id,
+        forked_from=None if forked_from is None else forked_from.id,
+        snapshot_id=new.snapshot_id,
+        head_snapshot_id=head,
+        stored_bytes=None,
         created_at=now,
         updated_at=now,
         deleted_at=None,
     )
     connection.execute(_INSERT_SANDBOX, msgspec.structs.asdict(sandbox))
-    _store_accepted(connection, operation, key)
-    return Accepted(sandbox=sandbox, operation=operation, run=True)
+    return sandbox
 
 
 def accept_verb(
     connection: Connection, project: str, sandbox_id: str, verb: Verb, key: IdempotencyKey | None
 ) -> Accepted:
-    """Stores the intent to do `verb`.
+    """Stores the intent to do `verb`, one that needs no arguments.
 
     Where its target state already holds, the operation is stored as one that succeeded. A delete ends the operation in flight;
     any other verb beside one raises `Conflict("operation_in_flight")`. Raises `Conflict("wrong_state")`, `NotFound`, `Gone`,
@@ -153,29 +196,93 @@ def accept_verb(
     """
     idempotency.check(connection, project, key)
     row = sandboxes.get(connection, project, sandbox_id)
-    if verb is not Verb.DELETE:
-        row = sandboxes.get_alive(connection, project, sandbox_id)
+    if verb is Verb.DELETE:
+        return _accept_delete(connection, row, key)
+    row = alone(connection, project, sandbox_id)
     rule = VERBS[verb]
+    assert rule.target is not None, f"{verb} has arguments, and a function of its own"
+    if row.state not in rule.satisfied:
+        return take(connection, row, verb, key, desired=rule.target)
     now = time.time()
+    operation = msgspec.structs.replace(
+        _new_operation(project, sandbox_id, verb, now),
+        status="succeeded",
+        phase="done",
+        progress=1.0,
+        result={"state": str(row.state), "changed": False},
+        started_at=now,
+        finished_at=now,
+    )
+    _store_accepted(connection, operation, key)
+    return Accepted(sandbox=row, operation=operation, run=False)
+
+
+def alone(connection: Connection, project: str, sandbox_id: str) -> SandboxRow:
+    """The sandbox, when nothing is in hand with it. Raises `Conflict("operation_in_flight")`, `NotFound`, `Gone`."""
+    row = sandboxes.get_alive(connection, project, sandbox_id)
+    if row.operation_id is None:
+        return row
+    in_flight = operations.get(connection, project, row.operation_id)
+    raise Conflict(
+        "operation_in_flight",
+        f"The sandbox {sandbox_id} has a {in_flight.kind} in hand.",
+        "Wait for the operation to end, or delete the sandbox.",
+        operation=in_flight.id,
+        state=str(row.state),
+    )
+
+
+def take(
+    connection: Connection,
+    row: SandboxRow,
+    verb: Verb,
+    key: IdempotencyKey | None,
+    *,
+    desired: State,
+    arguments: dict[str, Any] | None = None,
+    preempted: str | None = None,
+) -> Accepted:
+    """Stores an operation as the owner of `row`, which was read in this transaction. Raises `Conflict` (`wrong_state changed_meanwhile`)."""
+    if not admits(verb, row.state):
+        raise wrong_state(row, verb)
+    now = time.time()
+    operation = msgspec.structs.replace(_new_operation(row.project, row.id, verb, now), arguments=arguments or {})
+    taken = (
+        connection.execute(
+            _TAKE,
+            {
+                "sandbox": row.id,
+                "read_version": row.version,
+                "sources": tuple(VERBS[verb].sources),
+                "new_desired": desired,
+                "new_operation": operation.id,
+                "now": now,
+            },
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if taken is None:
+        raise sandboxes.changed_meanwhile(row.id)
+    _store_accepted(connection, operation, key)
+    return Accepted(sandbox=rows.sandbox(taken), operation=operation, run=True, preempted=preempted)
+
+
+def _accept_delete(connection: Connection, row: SandboxRow, key: IdempotencyKey | None) -> Accepted:
     preempted = None
     if row.operation_id is not None:
-        in_flight = operations.get(connection, project, row.operation_id)
-        if verb is not Verb.DELETE:
-            raise Conflict(
-                "operation_in_flight",
-                f"The sandbox {sandbox_id} has a {in_flight.kind} in hand.",
-                "Wait for the operation to end, or delete the sandbox.",
-                operation=in_flight.id,
-                state=str(row.state),
-            )
+        in_flight = operations.get(connection, row.project, row.operation_id)
         if in_flight.kind is Verb.DELETE:
-            idempotency.keep(connection, project, key, _answer(in_flight))
+            idempotency.keep(connection, row.project, key, _answer(in_flight))
             return Accepted(sandbox=row, operation=in_flight, run=False)
-        _end(connection, in_flight, "cancelled", None, _PREEMPTED, None)
-        preempted = in_flight.id
-    elif row.state in rule.satisfied:
+        if in_flight.target == row.id:
+            give_up(connection, in_flight, "cancelled", _PREEMPTED, None)
+            preempted = in_flight.id
+        # Else it is a branch that its source's fork is making: the fork goes on without it.
+    elif row.state is State.DELETED:
+        now = time.time()
         operation = msgspec.structs.replace(
-            _new_operation(project, sandbox_id, verb, now),
+            _new_operation(row.project, row.id, Verb.DELETE, now),
             status="succeeded",
             phase="done",
             progress=1.0,
@@ -185,38 +292,49 @@ def accept_verb(
         )
         _store_accepted(connection, operation, key)
         return Accepted(sandbox=row, operation=operation, run=False)
-    if not admits(verb, row.state):
-        raise _wrong_state(row, verb)
-    operation = _new_operation(project, sandbox_id, verb, now)
-    taken = (
-        connection.execute(
-            _TAKE,
-            {
-                "sandbox": sandbox_id,
-                "read_version": row.version,
-                "sources": tuple(rule.sources),
-                "new_desired": rule.target,
-                "new_operation": operation.id,
-                "now": now,
-            },
-        )
-        .mappings()
-        .one_or_none()
-    )
-    if taken is None:
-        raise sandboxes.changed_meanwhile(sandbox_id)
-    _store_accepted(connection, operation, key)
-    return Accepted(sandbox=rows.sandbox(taken), operation=operation, run=True, preempted=preempted)
+    return take(connection, row, Verb.DELETE, key, desired=State.DELETED, preempted=preempted)
 
 
-def succeed(connection: Connection, operation: OperationRow, seen: Observed, started_at: float) -> Finished | None:
-    """Ends an operation whose verb was done; None when it had been ended meanwhile (a delete came, or a cancel)."""
-    rule = VERBS[operation.kind]
-    result = {"state": str(rule.target), "changed": True, "phases_ms": seen.phases_ms}
-    ended = _end(connection, operation, "succeeded", result, None, started_at)
+def give_up(
+    connection: Connection,
+    operation: OperationRow,
+    status: str,
+    error: dict[str, Any],
+    started_at: float | None,
+) -> OperationRow | None:
+    """Ends an operation without success, and what it was making with it; its sandbox is the caller's to release. None when it had ended."""
+    ended = _end(connection, operation, status, None, error, started_at)
+    if ended is not None:
+        why = str(error.get("cause") or "The operation did not succeed.")
+        abandon_branches(connection, operation, why)
+        connection.execute(_FAIL_SNAPSHOT, {"operation": operation.id, "new_error": error, "now": time.time()})
+    return ended
+
+
+def abandon_branches(connection: Connection, operation: OperationRow, why: str) -> None:
+    """What a fork had stored and not made becomes `failed`, with the way out that every failed sandbox has."""
+    connection.execute(_ABANDON, {"owner": operation.id, "source": operation.target, "why": why, "now": time.time()})
+
+
+def succeed(
+    connection: Connection,
+    operation: OperationRow,
+    seen: Observed,
+    started_at: float,
+    result: dict[str, Any] | None = None,
+) -> Finished | None:
+    """Ends an operation whose verb was done; None when it had been ended meanwhile (a delete came, or a cancel).
+
+    `result` is what it made, besides the state. The sandbox is then in the state that was desired.
+    """
+    before = sandboxes.find(connection, operation.target)
+    if before is None:
+        return None
+    shown = {"state": str(before.desired), "changed": True, "phases_ms": seen.phases_ms, **(result or {})}
+    ended = _end(connection, operation, "succeeded", shown, None, started_at)
     if ended is None:
         return None
-    return _release(connection, ended, rule.target, seen, None, "")
+    return _release(connection, ended, before.desired, seen, None, "")
 
 
 def fail(
@@ -230,7 +348,7 @@ def fail(
 
     A create that failed leaves a `failed` sandbox. None when the operation had been ended meanwhile.
     """
-    ended = _end(connection, operation, "failed", None, error, started_at)
+    ended = give_up(connection, operation, "failed", error, started_at)
     if ended is None:
         return None
     row = sandboxes.find(connection, operation.target)
@@ -266,7 +384,7 @@ def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
         "cause": "The operation was cancelled before it began.",
         "remedy": "Ask for it again.",
     }
-    ended = _end(connection, operation, "cancelled", None, error, None)
+    ended = give_up(connection, operation, "cancelled", error, None)
     row = sandboxes.get(connection, project, operation.target)
     assert ended is not None
     state, reason = row.state, row.reason
@@ -315,6 +433,7 @@ def observe(connection: Connection, seen: Observed, *, version: int | None = Non
                 observed_sequence=seen.sequence,
                 isolation=seen.isolation,
                 boot_id=seen.boot_id or row.boot_id,
+                stored_bytes=seen.stored_bytes,
                 cause=cause,
                 reason=seen.reason,
                 updated_at=now,
@@ -352,6 +471,7 @@ def _new_operation(project: str, target: str, verb: Verb, now: float) -> Operati
         status="pending",
         phase="accepted",
         progress=None,
+        arguments={},
         result=None,
         error=None,
         created_at=now,
@@ -427,6 +547,7 @@ def _release(
                 "new_sequence": before.observed_sequence if seen is None else seen.sequence,
                 "new_isolation": before.isolation if seen is None else seen.isolation,
                 "new_boot_id": before.boot_id if seen is None else seen.boot_id or before.boot_id,
+                "new_stored_bytes": before.stored_bytes if seen is None else seen.stored_bytes,
                 "new_cause": cause,
                 "new_reason": reason,
                 "now": now,
@@ -449,7 +570,8 @@ def _state_event(before: State, after: SandboxRow) -> dict[str, Any]:
     return {"state": str(after.state), "previous": str(before), "cause": after.cause, "reason": after.reason}
 
 
-def _wrong_state(row: SandboxRow, verb: Verb) -> Conflict:
+def wrong_state(row: SandboxRow, verb: Verb) -> Conflict:
+    """The error of a verb that the state does not admit, with those that it does."""
     ways = [str(way) for way in verbs_from(row.state)]
     return Conflict(
         "wrong_state",

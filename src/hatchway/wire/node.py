@@ -82,10 +82,12 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     hostname: str
     env: dict[str, str] = {}
     require_isolation: str | None = None
+    snapshot_id: str | None = None
+    """Make it from this snapshot of the node: a `full` one goes on where the machine stood, a `disk` one boots."""
 
 
 class SandboxRef(Struct, frozen=True, kw_only=True):
-    """Names a sandbox for `sandbox.start|stop|pause|resume|delete|get`."""
+    """Names a sandbox for `sandbox.start|stop|pause|resume|suspend|restore|delete|get`."""
 
     sandbox_id: str
     generation: int
@@ -116,6 +118,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     """The guest's boot id; it changes with a cold boot."""
     phases_ms: dict[str, float] = {}
     """How long the phases of the last verb took."""
+    stored_bytes: int | None = None
+    """What a suspended sandbox takes on the node's disk for its memory, in octets; None in other states."""
     sequence: int = 0
     """Grows with every change on this node."""
 
@@ -217,6 +221,113 @@ class SessionList(Struct, frozen=True, kw_only=True):
     sessions: tuple[SessionStatus, ...]
 
 
+class BranchedSession(Struct, frozen=True, kw_only=True):
+    """A session of a branch: its process runs on from a session of the source, under an id of its own.
+
+    Its output begins where the source's stood; what came before is the source's.
+    """
+
+    spec: SessionSpec
+    status: SessionStatus
+    forked_from: str
+    """The session of the source."""
+
+
+class BranchedSessions(Struct, frozen=True, kw_only=True):
+    """Answer to `session.branched`: the sessions that a sandbox made from a full snapshot began with."""
+
+    sessions: tuple[BranchedSession, ...]
+
+
+class Branch(Struct, frozen=True, kw_only=True):
+    """One sandbox to branch off."""
+
+    sandbox_id: str
+    generation: int
+    hostname: str
+    env: dict[str, str] = {}
+
+
+class ForkRequest(SandboxRef, frozen=True, kw_only=True):
+    """`sandbox.fork`: new sandboxes that go on from where the source stands. The source is stopped for milliseconds and runs on.
+
+    Asked again, branches that are there already are answered as they are.
+    """
+
+    branches: tuple[Branch, ...]
+
+
+class BranchOutcome(Struct, frozen=True, kw_only=True):
+    """What became of one branch: exactly one of `observed` and `error` (`code cause remedy`) is set."""
+
+    sandbox_id: str
+    observed: Observed | None = None
+    sessions: tuple[BranchedSession, ...] = ()
+    error: dict[str, str] | None = None
+
+
+class ForkAnswer(Struct, frozen=True, kw_only=True):
+    """Answer to `sandbox.fork`: the source afterwards, and each branch, in the order of the request."""
+
+    source: Observed
+    branches: tuple[BranchOutcome, ...]
+    source_stopped_ms: float = 0.0
+    """How long the source's virtual CPUs stood still; 0 for one that was not running."""
+
+
+class SnapshotRequest(SandboxRef, frozen=True, kw_only=True):
+    """`snapshot.create`: keeps the sandbox as it is under `snapshot_id`; asked again it answers what there is."""
+
+    snapshot_id: str
+    project: str
+    kind: str
+    """`disk` or `full`."""
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """A snapshot on this node, whole and durable: element of `snapshot.list`."""
+
+    snapshot_id: str
+    sandbox_id: str
+    project: str
+    kind: str
+    template_digest: str
+    shape: Shape
+    disk_bytes: int
+    """Octets that its disk takes on the node's, beside what it shares with its template."""
+    memory_bytes: int
+    """Octets that its memory takes beside the baked one; 0 for `disk`."""
+    digest: str
+    """`sha256:…` of its manifest, which has the digests of all of its parts."""
+    created_at: float
+
+
+class SnapshotMade(Struct, frozen=True, kw_only=True):
+    """Answer to `snapshot.create`: the snapshot, and its sandbox afterwards."""
+
+    snapshot: Snapshot
+    source: Observed
+    source_stopped_ms: float = 0.0
+
+
+class SnapshotRef(Struct, frozen=True, kw_only=True):
+    """Names a snapshot for `snapshot.delete`, which succeeds also when it is gone."""
+
+    snapshot_id: str
+
+
+class SnapshotList(Struct, frozen=True, kw_only=True):
+    """Answer to `snapshot.list`."""
+
+    snapshots: tuple[Snapshot, ...]
+
+
+class RollbackRequest(SandboxRef, frozen=True, kw_only=True):
+    """`sandbox.rollback`: to one of its own snapshots. A `full` one: running; a `disk` one: stopped."""
+
+    snapshot_id: str
+
+
 class Subscribe(Struct, frozen=True, kw_only=True):
     """`events.subscribe`: from then on this connection gets every `Event` after `sequence`."""
 
@@ -248,6 +359,10 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "sandbox.stop": (StopRequest, Observed),
     "sandbox.pause": (SandboxRef, Observed),
     "sandbox.resume": (SandboxRef, Observed),
+    "sandbox.suspend": (SandboxRef, Observed),
+    "sandbox.restore": (SandboxRef, Observed),
+    "sandbox.rollback": (RollbackRequest, Observed),
+    "sandbox.fork": (ForkRequest, ForkAnswer),
     "sandbox.delete": (SandboxRef, Observed),
     "sandbox.get": (SandboxRef, Observed),
     "sandbox.list": (Empty, SandboxList),
@@ -255,6 +370,10 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "session.get": (SessionRef, SessionStatus),
     "session.list": (SandboxSessions, SessionList),
     "session.delete": (SessionRef, Empty),
+    "session.branched": (SandboxSessions, BranchedSessions),
+    "snapshot.create": (SnapshotRequest, SnapshotMade),
+    "snapshot.delete": (SnapshotRef, Empty),
+    "snapshot.list": (Empty, SnapshotList),
     "events.subscribe": (Subscribe, Empty),
 }
 """Method name → (request, answer)."""

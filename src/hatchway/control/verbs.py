@@ -1,0 +1,170 @@
+"""What each verb asks of a node, and how its answer is written: one function per kind of verb.
+
+Every one returns the transaction that ends the operation; a transaction of its own is never begun before the node has answered.
+"""
+
+from collections.abc import Callable
+
+from hatchway.control.nodes import NodeLink
+from hatchway.domain.errors import Internal, NotFound
+from hatchway.domain.lifecycle import State, Verb
+from hatchway.domain.shapes import Shape
+from hatchway.storage import branches, sessions, snapshots, transitions
+from hatchway.storage.database import Connection, Database
+from hatchway.storage.rows import OperationRow, SandboxRow
+from hatchway.storage.transitions import Finished
+from hatchway.wire.node import (
+    Branch,
+    BranchedSession,
+    BranchedSessions,
+    ForkAnswer,
+    ForkRequest,
+    Observed,
+    RollbackRequest,
+    SandboxRef,
+    SandboxSessions,
+    SandboxSpec,
+    SnapshotMade,
+    SnapshotRequest,
+    StopRequest,
+)
+
+VERB_WITHIN_S = 120.0
+CREATE_WITHIN_S = 600.0
+"""The first creation of a shape bakes it: a cold boot and more, on a host that may be busy."""
+COPY_WITHIN_S = 600.0
+"""A hundred branches, or gigabytes of memory onto a slow disk."""
+LOOK_WITHIN_S = 10.0
+
+Ending = Callable[[Connection, float], Finished | None]
+"""Ends the operation, given when it began (Unix seconds)."""
+
+
+async def carry_out(link: NodeLink, database: Database, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+    """Has the node do the operation's verb, as often as it takes: every request is idempotent.
+
+    Raises what the node answers, `TimeoutError`, and `Internal("unexpected_state")` when the sandbox is not in the state that was
+    desired afterwards.
+    """
+    match operation.kind:
+        case Verb.FORK:
+            return await _fork(link, database, operation, sandbox)
+        case Verb.SNAPSHOT:
+            return await _snapshot(link, operation, sandbox)
+        case Verb.ROLLBACK:
+            return await _rollback(link, operation, sandbox)
+        case Verb.CREATE:
+            return await _create(link, operation, sandbox)
+    if operation.kind in (Verb.START, Verb.WAKE) and sandbox.boot_id is None:
+        # A sandbox that never ran has no disk to boot from: its start is its creation.
+        return await _create(link, operation, sandbox)
+    seen = await _plain(link, operation.kind, sandbox)
+    _require(operation, sandbox, seen)
+    return lambda connection, started_at: transitions.succeed(connection, operation, seen, started_at)
+
+
+async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+    seen = await link.call("sandbox.create", spec_of(sandbox), Observed, within=CREATE_WITHIN_S)
+    _require(operation, sandbox, seen)
+    begun: tuple[BranchedSession, ...] = ()
+    if sandbox.snapshot_id is not None:
+        ref = SandboxSessions(sandbox_id=sandbox.id)
+        begun = (await link.call("session.branched", ref, BranchedSessions, within=LOOK_WITHIN_S)).sessions
+
+    def ending(connection: Connection, started_at: float) -> Finished | None:
+        finished = transitions.succeed(connection, operation, seen, started_at)
+        if finished is not None:
+            for one in begun:
+                sessions.branched(connection, sandbox.project, one)
+        return finished
+
+    return ending
+
+
+async def _plain(link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
+    ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
+    if verb is Verb.STOP:
+        request = StopRequest(sandbox_id=sandbox.id, generation=sandbox.generation)
+        return await link.call("sandbox.stop", request, Observed, within=VERB_WITHIN_S)
+    if verb is Verb.WAKE:
+        verb = {State.PAUSED: Verb.RESUME, State.SUSPENDED: Verb.RESTORE}.get(sandbox.state, Verb.START)
+    try:
+        return await link.call(f"sandbox.{verb}", ref, Observed, within=VERB_WITHIN_S)
+    except NotFound:
+        if verb is not Verb.DELETE:
+            raise
+        # The node never made it, or has forgotten it after an earlier attempt: nothing is left to delete.
+        return Observed(
+            sandbox_id=sandbox.id,
+            project=sandbox.project,
+            generation=sandbox.generation,
+            state=State.DELETED,
+            isolation=sandbox.isolation or "emulated",
+            sequence=sandbox.observed_sequence,
+        )
+
+
+async def _fork(link: NodeLink, database: Database, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+    # Read before every attempt: a branch that was deleted meanwhile must not be made.
+    wanted = await database.read(branches.open_branches, operation)
+    request = ForkRequest(
+        sandbox_id=sandbox.id,
+        generation=sandbox.generation,
+        branches=tuple(
+            Branch(sandbox_id=one.id, generation=one.generation, hostname=hostname_of(one), env=one.env)
+            for one in wanted
+        ),
+    )
+    answer = await link.call("sandbox.fork", request, ForkAnswer, within=COPY_WITHIN_S)
+    return lambda connection, started_at: branches.made(connection, operation, answer, started_at)
+
+
+async def _snapshot(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+    request = SnapshotRequest(
+        sandbox_id=sandbox.id,
+        generation=sandbox.generation,
+        project=sandbox.project,
+        snapshot_id=str(operation.arguments["snapshot"]),
+        kind=str(operation.arguments["kind"]),
+    )
+    answer = await link.call("snapshot.create", request, SnapshotMade, within=COPY_WITHIN_S)
+    _require(operation, sandbox, answer.source)
+    return lambda connection, started_at: snapshots.made(connection, operation, answer, started_at)
+
+
+async def _rollback(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+    request = RollbackRequest(
+        sandbox_id=sandbox.id,
+        generation=sandbox.generation,
+        snapshot_id=str(operation.arguments["snapshot"]),
+    )
+    seen = await link.call("sandbox.rollback", request, Observed, within=COPY_WITHIN_S)
+    _require(operation, sandbox, seen)
+    return lambda connection, started_at: snapshots.rolled_back(connection, operation, seen, started_at)
+
+
+def _require(operation: OperationRow, sandbox: SandboxRow, seen: Observed) -> None:
+    if seen.state != sandbox.desired:
+        cause = f"After the {operation.kind} the sandbox is {seen.state}. {seen.reason}".strip()
+        raise Internal("unexpected_state", cause, "Try again.")
+
+
+def spec_of(sandbox: SandboxRow) -> SandboxSpec:
+    """What a node is told to make a sandbox."""
+    return SandboxSpec(
+        sandbox_id=sandbox.id,
+        project=sandbox.project,
+        generation=sandbox.generation,
+        template_digest=sandbox.template_digest,
+        shape=Shape(vcpus=sandbox.vcpus, memory_mib=sandbox.memory_mib, disk_mib=sandbox.disk_mib),
+        hostname=hostname_of(sandbox),
+        env=sandbox.env,
+        require_isolation=sandbox.require_isolation,
+        snapshot_id=sandbox.snapshot_id,
+    )
+
+
+def hostname_of(sandbox: SandboxRow) -> str:
+    """The guest's host name: the sandbox's name where that makes a DNS label, else its id."""
+    label = (sandbox.name or "").lower().replace("_", "-").replace(".", "-").strip("-")[:63].strip("-")
+    return label or sandbox.id

@@ -1,0 +1,143 @@
+"""Forks: the branches are stored with the operation that makes them, and end with it, each in its own way."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, bindparam, select, update
+
+from hatchway.domain.ids import new_id
+from hatchway.domain.lifecycle import State, Verb
+from hatchway.domain.shapes import Shape
+from hatchway.storage import idempotency, outbox, rows, sessions, transitions
+from hatchway.storage.idempotency import IdempotencyKey
+from hatchway.storage.rows import OperationRow, SandboxRow
+from hatchway.storage.tables import sandboxes as table
+from hatchway.storage.transitions import Accepted, Finished, NewSandbox
+from hatchway.wire.node import BranchOutcome, ForkAnswer
+
+MAX_BRANCHES = 100
+
+
+class NewBranches(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fork asks for. None means: as the source."""
+
+    count: int
+    name: str | None = None
+    metadata: dict[str, str] | None = None
+    env: dict[str, str] | None = None
+
+
+_RELEASE = (
+    update(table)
+    .where(table.c.id == bindparam("sandbox"), table.c.operation_id == bindparam("owner"))
+    .values(
+        state=bindparam("new_state"),
+        desired=bindparam("new_state"),
+        operation_id=None,
+        version=table.c.version + 1,
+        observed_sequence=bindparam("new_sequence"),
+        isolation=bindparam("new_isolation"),
+        boot_id=bindparam("new_boot_id"),
+        reason=bindparam("new_reason"),
+        updated_at=bindparam("now"),
+    )
+    .returning(table)
+)
+
+
+def accept(
+    connection: Connection, project: str, sandbox_id: str, wanted: NewBranches, key: IdempotencyKey | None
+) -> Accepted:
+    """Stores the branches in `pending` and the fork that makes them, which owns them and the source.
+
+    Raises `Conflict` (`wrong_state operation_in_flight`), `NotFound`, `Gone`, `idempotency.Answered`.
+    """
+    idempotency.check(connection, project, key)
+    source = transitions.alone(connection, project, sandbox_id)
+    ids = [new_id() for _ in range(wanted.count)]
+    accepted = transitions.take(connection, source, Verb.FORK, key, desired=source.state, arguments={"branches": ids})
+    now = time.time()
+    new = NewSandbox(
+        project=project,
+        name=wanted.name,
+        node_id=source.node_id,
+        template=source.template,
+        template_digest=source.template_digest,
+        shape=Shape(vcpus=source.vcpus, memory_mib=source.memory_mib, disk_mib=source.disk_mib),
+        metadata=source.metadata if wanted.metadata is None else wanted.metadata,
+        env=source.env if wanted.env is None else wanted.env,
+        require_isolation=source.require_isolation,
+    )
+    for branch_id in ids:
+        transitions.store_new(connection, new, accepted.operation, branch_id, now, forked_from=source)
+    return accepted
+
+
+def open_branches(connection: Connection, operation: OperationRow) -> list[SandboxRow]:
+    """The branches that the fork still has to make, in their order: without those that were deleted meanwhile."""
+    query = select(table).where(table.c.operation_id == operation.id, table.c.id != operation.target)
+    found = {row["id"]: rows.sandbox(row) for row in connection.execute(query).mappings()}
+    return [found[one] for one in operation.arguments["branches"] if one in found]
+
+
+def made(connection: Connection, operation: OperationRow, answer: ForkAnswer, started_at: float) -> Finished | None:
+    """Ends a fork: with success when any branch runs. None when it had been ended meanwhile."""
+    outcomes = {one.sandbox_id: one for one in answer.branches}
+    failures = [one.error for one in answer.branches if one.error is not None]
+    if answer.branches and len(failures) == len(answer.branches):
+        return transitions.fail(connection, operation, dict(failures[0]), answer.source, started_at)
+    shown: list[dict[str, Any]] = []
+    for branch_id in operation.arguments["branches"]:
+        outcome = outcomes.get(branch_id)
+        if outcome is None or (outcome.observed is None and outcome.error is None):
+            gone = {
+                "code": "sandbox_deleted",
+                "cause": "It was deleted before the fork ended.",
+                "remedy": "Fork again.",
+            }
+            outcome = BranchOutcome(sandbox_id=branch_id, error=gone)
+        shown.append(
+            {
+                "sandbox": branch_id,
+                "state": State.FAILED if outcome.observed is None else outcome.observed.state,
+                "error": outcome.error,
+            }
+        )
+    result = {"branches": shown, "source_stopped_ms": answer.source_stopped_ms}
+    finished = transitions.succeed(connection, operation, answer.source, started_at, result)
+    if finished is None:
+        return None
+    _release_all(connection, operation, answer.branches)
+    transitions.abandon_branches(connection, operation, "The node said nothing of this branch.")
+    return finished
+
+
+def _release_all(connection: Connection, operation: OperationRow, outcomes: Sequence[BranchOutcome]) -> None:
+    for outcome in outcomes:
+        seen, now = outcome.observed, time.time()
+        state = State.FAILED if seen is None else State(seen.state)
+        row = (
+            connection.execute(
+                _RELEASE,
+                {
+                    "sandbox": outcome.sandbox_id,
+                    "owner": operation.id,
+                    "new_state": state,
+                    "new_sequence": 0 if seen is None else seen.sequence,
+                    "new_isolation": None if seen is None else seen.isolation,
+                    "new_boot_id": None if seen is None else seen.boot_id,
+                    "new_reason": str((outcome.error or {}).get("cause", "")) if seen is None else seen.reason,
+                    "now": now,
+                },
+            )
+            .mappings()
+            .one_or_none()
+        )
+        if row is None:
+            continue  # deleted meanwhile
+        data = {"state": str(state), "previous": str(State.PENDING), "operation": operation.id}
+        outbox.append(connection, operation.project, "sandbox.state_changed", outcome.sandbox_id, data)
+        for branched in outcome.sessions:
+            sessions.branched(connection, operation.project, branched)
