@@ -98,6 +98,8 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
     sandboxes = Sandboxes(context)
     await sandboxes.adopt_all()
     tokens = TokenChecker()
+    for sandbox in sandboxes.all():
+        tokens.require_generation(sandbox.record.sandbox_id, sandbox.record.generation)
     service = NodeService(context, sandboxes, tokens, _node_id(config.folder), config.attach_url)
     servers = [await service.serve_unix(control, config.control_uids)]
     if config.tls is not None:

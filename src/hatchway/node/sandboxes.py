@@ -99,6 +99,11 @@ class Sandboxes:
         sandbox = self._sandboxes.get(sandbox_id)
         return None if sandbox is None else sandbox.observed().state
 
+    def project_of(self, sandbox_id: str) -> str | None:
+        """The project of a sandbox that is here, else None."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return None if sandbox is None else sandbox.record.project
+
     async def create(self, spec: SandboxSpec) -> Observed:
         """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed.
 

@@ -82,11 +82,13 @@ def verify(token: str, keys: Mapping[str, Ed25519PublicKey]) -> Claims:
         )
     except jwt.ExpiredSignatureError:
         raise Unauthenticated(
-            "token_expired", "The token has expired.", "Ask for a new one: POST /v1/sessions/{id}/token."
+            "token_expired",
+            "The token has expired.",
+            "Ask the control plane for a new one: POST /v1/sessions/{id}/token or POST /v1/sandboxes/{id}/tokens.",
         ) from None
     except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
         raise Unauthenticated(
             "token_invalid",
             "The token is not one of this installation.",
-            "Use the token that the session was created with.",
+            "Use one that the control plane gave you.",
         ) from None
