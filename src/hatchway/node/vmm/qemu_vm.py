@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from hatchway.node.vmm import disk as disks
@@ -73,6 +74,8 @@ class QemuVm:
         self._migration_status = ""
         self._pid = 0
         self._words = ""
+        self._killing = False
+        """We end it ourselves."""
         self._io_errors = 0
         self._io_error = ""
 
@@ -91,7 +94,7 @@ class QemuVm:
         self._pid = status.pid
         if status.exit is not None:
             await self._hear_words(shim)
-            self._ended_as(status.exit)
+            self._ended_as(status.exit, out_of_memory=await self._ran_out_of_memory(status.exit))
         else:
             self._watcher = asyncio.get_running_loop().create_task(
                 self._watch(shim), name=f"vmm {self.spec.sandbox_id}"
@@ -113,18 +116,33 @@ class QemuVm:
             break
         if status is not None:
             await self._hear_words(shim)
-        self._ended_as(status)
+        self._ended_as(status, out_of_memory=await self._ran_out_of_memory(status))
+
+    async def _ran_out_of_memory(self, status: ExitStatus | None) -> bool:
+        """Whether the kernel killed something of the VM for lack of memory: its cgroup counts that, and the launcher reads it."""
+        if self._killing or (status is not None and status.signal != SIGKILL):
+            return False
+        try:
+            return (await self._launcher.inspect_vm(self.spec.sandbox_id)).oom_kills > 0
+        except VmmError as error:
+            log.warning("%s: nobody knows whether it ran out of memory: %s", self.spec.sandbox_id, error)
+            return False
 
     async def _hear_words(self, shim: ShimClient) -> None:
         with contextlib.suppress(VmmError):
             self._words = _readable(await shim.log())
 
-    def _ended_as(self, status: ExitStatus | None) -> None:
+    def _ended_as(self, status: ExitStatus | None, *, out_of_memory: bool = False) -> None:
         code, signal = (status.code, status.signal) if status is not None else (None, None)
         # QEMU ends with 0 of its own accord only when the guest powered off or reset itself: this holds also when nobody was
         # there to hear its event.
         shutdown = signal is None and code == 0 and self._bake is None
-        self.exit = ExitStatus(code=code, signal=signal, guest_shutdown=shutdown)
+        self.exit = ExitStatus(
+            code=code,
+            signal=signal,
+            guest_shutdown=shutdown,
+            out_of_memory=out_of_memory,
+        )
         self.ended.set()
         self._migrated.set()
         if self._qmp is not None:
@@ -154,7 +172,9 @@ class QemuVm:
         """Describes how the VMM ended, with its own last words."""
         status = self.exit
         text = "The VMM ended" if status is not None else "The VMM closed its control socket"
-        if status is not None and status.signal is not None:
+        if status is not None and status.out_of_memory:
+            text += ": the host's kernel killed it for lack of memory"
+        elif status is not None and status.signal is not None:
             text += f", killed by signal {status.signal}"
         elif status is not None and status.code is not None:
             text += f" with exit code {status.code}"
@@ -299,6 +319,7 @@ class QemuVm:
     async def kill(self) -> ExitStatus:
         """See `seam.Vm.kill`. Where the shim does not answer the launcher kills it, and the VMM with it."""
         if not self.ended.is_set():
+            self._killing = True
             try:
                 if self._shim is None:
                     raise VmmDied("not connected to the shim")

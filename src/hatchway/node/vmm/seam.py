@@ -57,11 +57,15 @@ class LaunchRefused(VmmError):
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a VMM ended: its exit code, or the signal that killed it; `guest_shutdown` when the guest powered off."""
+    """How a VMM ended: its exit code, or the signal that killed it; `guest_shutdown` when the guest powered off.
+
+    `out_of_memory`: the host's kernel killed it, because it or the host had no memory left.
+    """
 
     code: int | None = None
     signal: int | None = None
     guest_shutdown: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
