@@ -21,6 +21,7 @@ from hatchway.control import (
     sandboxes,
     sessions,
     templates,
+    tokens,
 )
 from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
 from hatchway.control.plane import Plane
@@ -32,6 +33,7 @@ from hatchway.storage.rows import KeyRow
 ENDPOINTS: tuple[Endpoint, ...] = (
     *sandboxes.ENDPOINTS,
     *sessions.ENDPOINTS,
+    *tokens.ENDPOINTS,
     *operations.ENDPOINTS,
     *events.ENDPOINTS,
     *templates.ENDPOINTS,

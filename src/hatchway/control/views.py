@@ -115,6 +115,18 @@ class OpenedSession(Session, frozen=True, kw_only=True):
     token_expires_at: float
 
 
+class SandboxToken(View, frozen=True, kw_only=True):
+    """A data-plane token of one sandbox. `port_url` has `{port}` where the number of a port belongs."""
+
+    token: str
+    token_id: str
+    expires_at: float
+    scopes: tuple[str, ...]
+    sandbox_id: str
+    data_plane_url: str
+    port_url: str
+
+
 class Template(View, frozen=True, kw_only=True):
     """A release of a template."""
 

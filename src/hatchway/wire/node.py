@@ -27,6 +27,8 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     """The host's boot id: another one than before means that the host rebooted."""
     attach_url: str
     """Base URL of the data plane that clients connect to, for example `http://127.0.0.1:7071`."""
+    port_url: str = ""
+    """Where the ports of its sandboxes are: a URL with `{port}` and `{sandbox}`, for example `http://{port}-{sandbox}.localhost:7071/`."""
     isolation: str
     """`hardware` or `emulated`."""
     vmm: str
