@@ -31,9 +31,11 @@ def test_nothing_leads_out_of_deleted_and_create_is_never_offered() -> None:
 
 
 @pytest.mark.parametrize("cause", list(Cause))
-def test_what_happens_unasked_happens_to_living_machines_only(cause: Cause) -> None:
+def test_what_happens_unasked_leads_to_a_state_with_a_way_out(cause: Cause) -> None:
     rule = CAUSES[cause]
-    assert rule.sources == {State.RUNNING, State.PAUSED}
+    assert State.DELETED not in rule.sources
+    if cause not in (Cause.OPERATION_FAILED, Cause.DISK_LOST):
+        assert rule.sources == {State.RUNNING, State.PAUSED}, "it happens to living machines only"
     assert rule.target in (State.STOPPED, State.FAILED)
 
 

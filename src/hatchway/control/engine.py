@@ -16,7 +16,7 @@ import msgspec
 
 from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
 from hatchway.domain.errors import HatchwayError, Internal, NotFound, Unavailable
-from hatchway.domain.lifecycle import VERBS, State, Verb
+from hatchway.domain.lifecycle import VERBS, Cause, State, Verb
 from hatchway.domain.shapes import Shape
 from hatchway.storage import operations, transitions
 from hatchway.storage.database import Database
@@ -249,6 +249,8 @@ class Engine:
         if verb is Verb.CREATE or (verb in (Verb.START, Verb.WAKE) and sandbox.boot_id is None):
             # A sandbox that never ran has no disk to boot from: its start is its creation.
             return await link.call("sandbox.create", spec_of(sandbox), Observed, within=CREATE_WITHIN_S)
+        if verb is Verb.STOP and sandbox.boot_id is None:
+            return await self._stop_what_never_ran(link, sandbox)
         if verb is Verb.STOP:
             request = StopRequest(sandbox_id=sandbox.id, generation=sandbox.generation)
             return await link.call("sandbox.stop", request, Observed, within=VERB_WITHIN_S)
@@ -260,14 +262,15 @@ class Engine:
             if verb is not Verb.DELETE:
                 raise
             # The node never made it, or has forgotten it after an earlier attempt: nothing is left to delete.
-            return Observed(
-                sandbox_id=sandbox.id,
-                project=sandbox.project,
-                generation=sandbox.generation,
-                state=State.DELETED,
-                isolation=sandbox.isolation or "emulated",
-                sequence=sandbox.observed_sequence,
-            )
+            return _as_asked(sandbox, State.DELETED)
+
+    async def _stop_what_never_ran(self, link: NodeLink, sandbox: SandboxRow) -> Observed:
+        """Its node may know of a creation that failed, or of nothing: either way nothing of it runs. A start makes it anew."""
+        request = StopRequest(sandbox_id=sandbox.id, generation=sandbox.generation)
+        try:
+            return await link.call("sandbox.stop", request, Observed, within=VERB_WITHIN_S)
+        except NotFound:
+            return _as_asked(sandbox, State.STOPPED)
 
     async def _failed(self, link: NodeLink, live: Live, sandbox: SandboxRow, error: HatchwayError) -> Finished | None:
         """Looks what became of the sandbox, then writes the failure with it."""
@@ -319,6 +322,18 @@ def _resolve(live: Live, finished: Finished | None) -> None:
         live.done.set_result(finished)
 
 
+def _as_asked(sandbox: SandboxRow, state: State) -> Observed:
+    """What is to be said of a sandbox that its node has nothing of, where that is what the verb asks for."""
+    return Observed(
+        sandbox_id=sandbox.id,
+        project=sandbox.project,
+        generation=sandbox.generation,
+        state=state,
+        isolation=sandbox.isolation or "emulated",
+        sequence=sandbox.observed_sequence,
+    )
+
+
 def lost(sandbox: SandboxRow) -> Observed:
     """What is to be said of a sandbox that its node knows nothing of."""
     return Observed(
@@ -326,6 +341,7 @@ def lost(sandbox: SandboxRow) -> Observed:
         project=sandbox.project,
         generation=sandbox.generation,
         state=State.FAILED,
+        cause=Cause.DISK_LOST,
         reason="The node has no trace of the sandbox; its disk is gone.",
         isolation=sandbox.isolation or "emulated",
         boot_id=sandbox.boot_id,

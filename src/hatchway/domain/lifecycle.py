@@ -36,10 +36,13 @@ class Cause(StrEnum):
     """What happens to a sandbox without being asked for."""
 
     GUEST_POWER_OFF = "guest_power_off"
+    GUEST_RESET = "guest_reset"
     HOST_REBOOT = "host_reboot"
     SERVICE_DOWN = "service_down"
     VMM_DIED = "vmm_died"
     OUT_OF_MEMORY = "out_of_memory"
+    OPERATION_FAILED = "operation_failed"
+    DISK_LOST = "disk_lost"
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,13 @@ VERBS: dict[Verb, Transition] = {
 
 CAUSES: dict[Cause, Transition] = {
     Cause.GUEST_POWER_OFF: Transition(_ALIVE, State.STOPPED),
+    Cause.GUEST_RESET: Transition(_ALIVE, State.STOPPED),
     Cause.HOST_REBOOT: Transition(_ALIVE, State.STOPPED),
     Cause.SERVICE_DOWN: Transition(_ALIVE, State.STOPPED),
     Cause.VMM_DIED: Transition(_ALIVE, State.FAILED),
     Cause.OUT_OF_MEMORY: Transition(_ALIVE, State.FAILED),
+    Cause.OPERATION_FAILED: Transition(frozenset({State.PENDING, State.STOPPED, State.FAILED}), State.FAILED),
+    Cause.DISK_LOST: Transition(_ANY, State.FAILED),
 }
 
 

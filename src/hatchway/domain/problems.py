@@ -14,6 +14,7 @@ TITLES = {
     409: "Conflict",
     410: "Gone",
     413: "Too large",
+    415: "Unsupported media type",
     422: "Invalid content",
     429: "Too many",
     431: "Head too large",

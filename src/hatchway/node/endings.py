@@ -19,6 +19,8 @@ def ended_by(status: ExitStatus | None, why: str = "") -> tuple[State, Cause, st
         return State.FAILED, Cause.OUT_OF_MEMORY, OUT_OF_MEMORY
     if status.guest_shutdown:
         return State.STOPPED, Cause.GUEST_POWER_OFF, "The guest powered itself off."
+    if status.guest_reset:
+        return State.STOPPED, Cause.GUEST_RESET, "The guest was reset: it rebooted itself, or its kernel panicked."
     if status.signal is not None:
         return State.FAILED, Cause.VMM_DIED, f"The virtual machine was killed by signal {status.signal}."
     if status.code is not None:

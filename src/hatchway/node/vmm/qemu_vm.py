@@ -72,7 +72,7 @@ class QemuVm:
         self._shutdown_reason = ""
         self._migrated = asyncio.Event()
         self._migration_status = ""
-        self._pid = 0
+        self.pid = 0
         self._words = ""
         self._killing = False
         """We end it ourselves."""
@@ -91,7 +91,7 @@ class QemuVm:
                 f"The VM that runs is {status.sandbox_id} of generation {status.generation}, not {self.spec.sandbox_id} of "
                 f"generation {self.spec.generation}."
             )
-        self._pid = status.pid
+        self.pid = status.pid
         if status.exit is not None:
             await self._hear_words(shim)
             self._ended_as(status.exit, out_of_memory=await self._ran_out_of_memory(status.exit))
@@ -137,10 +137,12 @@ class QemuVm:
         # QEMU ends with 0 of its own accord only when the guest powered off or reset itself: this holds also when nobody was
         # there to hear its event.
         shutdown = signal is None and code == 0 and self._bake is None
+        reset = shutdown and self._shutdown_reason == "guest-reset"
         self.exit = ExitStatus(
             code=code,
             signal=signal,
-            guest_shutdown=shutdown,
+            guest_shutdown=shutdown and not reset,
+            guest_reset=reset,
             out_of_memory=out_of_memory,
         )
         self.ended.set()
@@ -272,7 +274,7 @@ class QemuVm:
         size = disk_mib * 2**20
         if size < disk.size():
             raise ValueError(f"The disk has {disk.size() // 2**20} MiB and cannot shrink to {disk_mib} MiB.")
-        await self.run(command("block_resize", node_name=qemu_args.TOP_NODE, size=size))
+        await self.run(command("block_resize", node_name=qemu_args.DISK_NODE, size=size))
 
     async def snapshot(self, folder: Path) -> None:
         """See `seam.Vm.snapshot`: a bake. The VM is ended by it."""
@@ -359,7 +361,7 @@ class QemuVm:
             status=status,
             vmm=self._kind.vmm,
             isolation=self._kind.isolation,
-            pid=self._pid,
+            pid=self.pid,
             exit=self.exit,
             details=details,
         )
