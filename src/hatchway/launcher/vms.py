@@ -231,7 +231,8 @@ class Vms:
         folder = self._run.create(request.sandbox_id)
         held.append(folder)
         try:
-            listeners = folders.bind_vm(folder, None if self._rootless else self._owner())
+            names = ("shim.sock",) if request.paths else folders.SOCKETS
+            listeners = folders.bind_vm(folder, None if self._rootless else self._owner(), names)
             slot.cgroup.limit(
                 Limits(
                     request.vcpus,
@@ -248,8 +249,11 @@ class Vms:
             env = _strings("env", [f"{name}={value}" for name, value in request.env.items()])
             held.append(env)
             sent = [listeners["shim.sock"].fileno(), root, argv, env]
-            sent += [listeners["qmp.sock"].fileno(), listeners["agent.sock"].fileno(), *fds[1:]]
-            targets = [QMP_FD, AGENT_FD, *request.pass_as]
+            targets = list(request.pass_as)
+            if not request.paths:
+                sent += [listeners["qmp.sock"].fileno(), listeners["agent.sock"].fileno()]
+                targets = [QMP_FD, AGENT_FD, *targets]
+            sent += fds[1:]
             words = self._words(request, slot)
             for place, target in enumerate(targets, _CLAIM_FD_BASE + 4):
                 words += ["--pass", f"{place}:{target}"]
@@ -284,6 +288,8 @@ class Vms:
             words += ["--uid", str(uid), "--gid", str(uid), "--nproc", str(Limits(request.vcpus, 0).pids)]
             for peer in self._options.peer_uids[:8]:
                 words += ["--peer-uid", str(peer)]
+        if request.paths:
+            words.append("--paths")
         if request.network:
             words += ["--tap", str(TAP_FD)]
         if request.kvm:

@@ -36,6 +36,10 @@ class StartVm(Struct, frozen=True, kw_only=True, tag="start_vm"):
     """Number that the descriptor gets in the VMM, 20 to 99, one for each descriptor after the first."""
     network: bool = True
     kvm: bool = False
+    paths: bool = False
+    """The VMM takes files by path only: instead of the descriptors it gets, at each open of /hatchway/N, the one for N; of
+    /dev/net/tun, an open device. It binds /tmp/api.sock and /tmp/vsock.sock in its jail, which the shim dials, and gets none of
+    the launcher's sockets. Its standard output is its guest's console."""
     vcpus: int = 1
     memory_limit_mib: int = 512
     """Bound of the VM's cgroup: guest memory, translation cache and the VMM itself."""
