@@ -12,7 +12,7 @@ from hatchway.node.vmm import tree
 from hatchway.node.vmm.machines import Machine
 from hatchway.wire.launcher import AGENT_FD, QMP_FD, TAP_FD
 
-ARGS_VERSION = 1
+ARGS_VERSION = 2
 AGENT_PORT = "hatchway.agent"
 GUEST_MAC = "02:fc:00:00:00:02"
 RAM_PATH = "/hatchway/ram"
