@@ -28,7 +28,6 @@ WITHIN = 10.0
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr(sandboxes_module.capacity, "check", lambda *_: None)
     return Node(tmp_path, monkeypatch)
 
 

@@ -13,7 +13,9 @@ import msgspec
 
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.ids import new_id
+from hatchway.domain.host_limits import DEFAULTS, HostLimits
 from hatchway.domain.shapes import Shape
+from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
 from hatchway.node.dataplane.app import make_app
 from hatchway.node.dataplane.server import DataPlaneServer
@@ -54,6 +56,7 @@ class NodeConfig:
     attach_url: str
     control_uids: frozenset[int]
     bake_default: bool = True
+    limits: HostLimits = DEFAULTS
     tls: TlsConfig | None = None
 
 
@@ -77,21 +80,24 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
         folder=config.folder / "vmm",
         ram_library=config.ram_library,
         verdicts=config.run_dir,
+        limits=config.limits,
     )
     network = (await launcher.hello()).network
     root = config.folder / "sandboxes"
     root.mkdir(exist_ok=True, mode=0o700)
     sessions = Sessions(config.folder / "sessions", on_status=events.session)
     sessions.load()
+    baker = Baker(images, driver, launcher, config.folder / "baked", network=network)
     context = Context(
         root=root,
         host_boot_id=_host_boot_id(),
         driver=driver,
         launcher=launcher,
         images=images,
-        baker=Baker(images, driver, launcher, config.folder / "baked", network=network),
+        baker=baker,
         sessions=sessions,
         events=events,
+        capacity=Capacity(config.limits, root, baker.page_cache_mib),
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
         network=network,
     )

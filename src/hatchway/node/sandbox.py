@@ -20,6 +20,7 @@ import msgspec
 from hatchway.domain.errors import Conflict, Gone, HatchwayError, Unavailable
 from hatchway.domain.lifecycle import Cause, State, Verb, admits, verbs_from
 from hatchway.node import record as records
+from hatchway.node.capacity import Holding
 from hatchway.node.context import Context
 from hatchway.node.endings import ended_by
 from hatchway.node.faults import explained
@@ -161,6 +162,18 @@ class Sandbox:
             boot_id=record.boot_id,
             phases_ms=self._phases,
             sequence=self._sequence,
+        )
+
+    def holding(self) -> Holding:
+        """What it was promised of the host."""
+        state, vm = self.record.state, self._vm
+        return Holding(
+            name=self.record.sandbox_id,
+            shape=self.record.shape,
+            overhead_mib=self._context.driver.overhead_mib(self.record.shape),
+            folder=self.folder,
+            pid=0 if vm is None else vm.pid,
+            has_memory=vm is not None or state in IN_HAND or state in (State.RUNNING, State.PAUSED),
         )
 
     def _shown(self) -> State:
