@@ -165,7 +165,10 @@ class Link:
         async def begin(stream: Stream) -> None:
             stream.process.has_stdin = stdin
             spawn = Spawn(stream.number, stream.key, argv, {}, cwd, user, stdin, builtin=True)
-            await self._spawn(spawn, stream.process, stream)
+            if await self._spawn(spawn, stream.process, stream) is None:
+                message = await stream.refusal()
+                await stream.close()
+                raise GuestError(errno.ENOEXEC, message)
 
         return await self._streams.open(begin, builtin=True)
 

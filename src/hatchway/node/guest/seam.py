@@ -236,8 +236,8 @@ class GuestLink(Protocol):
     ) -> GuestStream:
         """Starts a program of the agent's own. A call that is cancelled leaves nothing behind.
 
-        Raises `GuestError`: EAGAIN when too many streams of this sandbox are open, ENOENT for an unknown program; a start that
-        failed in the guest (no such user) shows as the end of the stream, `ExitReason.SPAWN_FAILED`.
+        Raises `GuestError`: EAGAIN when too many streams of this sandbox are open, ENOENT for an unknown program, ENOEXEC for a start
+        that failed in the guest (its message begins with `no such user` where that is why).
         """
 
     async def dial(self, port: int, host: str | None = None) -> GuestStream:

@@ -22,6 +22,8 @@ WINDOW = 256 * 1024
 MAX_STREAMS = 256
 """Streams of one sandbox at one time, those that are being closed included."""
 
+REFUSAL_WITHIN_S = 10.0
+
 
 class Verbs(Protocol):
     """What a stream asks of its link."""
@@ -90,6 +92,14 @@ class Stream:
             waiting.clear()
         self._wake()
         self._streams.forget(self)
+
+    async def refusal(self) -> str:
+        """Why the program could not be started: what the guest says behind the answer to its SPAWN."""
+        try:
+            async with asyncio.timeout(REFUSAL_WITHIN_S):
+                return (await self.wait()).message or "the program could not be started"
+        except TimeoutError:
+            return "the program could not be started, and the guest does not say why"
 
     # -- the process's sink
 
