@@ -3,7 +3,7 @@
 import asyncio
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +62,12 @@ class Timer:
 
 
 async def settle() -> None:
+async def chores(house: "House") -> None:
+    """Waits for what is removed in the background."""
+    while house.sessions._chores:
+        await asyncio.wait(house.sessions._chores)
+
+
     """Lets everything run that can run."""
     for _ in range(20):
         await asyncio.sleep(0)
@@ -131,13 +137,14 @@ class House:
     clock: Clock = field(default_factory=Clock)
     heard: list[SessionStatus] = field(default_factory=list)
 
+    limits: Limits = LIMITS
     def __post_init__(self) -> None:
         self.open()
 
     def open(self) -> None:
         """As a node that starts; a former one is taken for killed."""
         self.sessions = Sessions(
-            self.folder, self.heard.append, limits=LIMITS, now=lambda: self.clock.now, later=self.clock.later
+            self.folder, self.heard.append, limits=self.limits, now=lambda: self.clock.now, later=self.clock.later
         )
         self.sessions.load()
 
@@ -409,6 +416,66 @@ async def test_retention(house: House, agent: Agent) -> None:
     with pytest.raises(NotFound):
         house.sessions.get(session.id)
     await wait_until(lambda: not (house.folder / SANDBOX).exists())
+async def finished(house: House, agent: Agent, number: int, octets: bytes = b"") -> Session:
+    session = await house.running(agent, number)
+    for at in range(0, len(octets), 4096):
+        agent.write(number, 1, at, octets[at : at + 4096])
+    agent.tell(number, ProcessState.EXITED, stdout=len(octets))
+    agent.tell(number, ProcessState.CLOSED, stdout=len(octets))
+    await settle()
+    assert session.ended
+    return session
+
+
+async def test_the_oldest_that_ended_makes_room_for_a_new_session(house: House, agent: Agent) -> None:
+    running = await house.running(agent, 1)
+    read, old, kept = [await finished(house, agent, number) for number in (2, 3, 4)]
+    follower = read.follow()
+    await house.create(5)
+    await house.create(6)
+    await chores(house)
+    with pytest.raises(NotFound, match="unknown_session"):
+        house.again(old)
+    assert not old.folder.exists()
+    assert [house.again(one).status().state for one in (running, read, kept)] == ["running", "ended", "ended"]
+    await house.create(7)
+    assert follower.stopped == ""
+    await house.create(8)  # nothing else is left that ended
+    assert follower.stopped == "expired"
+    with pytest.raises(Exhausted, match="too_many_sessions"):
+        await house.create(9)
+    await chores(house)
+    house.open()
+    assert len(house.sessions.of_sandbox(SANDBOX)) == 5
+
+
+async def test_all_sessions_of_a_sandbox_share_a_budget_of_output(house: House, agent: Agent) -> None:
+    house.limits = replace(LIMITS, kept_per_sandbox=96 * 1024)
+    house.open()
+    old = await finished(house, agent, 1, bytes(40 * 1024))
+    new = await finished(house, agent, 2, bytes(40 * 1024))
+    running = await house.running(agent, 3)
+    for at in range(0, 60 * 1024, 4096):
+        agent.write(3, 1, at, bytes(4096))
+        assert sum(one.spool.kept for one in (old, new, running)) <= 96 * 1024
+    # The oldest output of the oldest that ended went, and is a gap to its end.
+    assert old.spool.kept == 0
+    assert old.spool.streams[1].locate(0) == Gap(0, 40 * 1024, "bound")
+    assert 0 < new.spool.kept < 40 * 1024
+    assert running.spool.kept == 60 * 1024
+    for at in range(60 * 1024, 400 * 1024, 4096):
+        agent.write(3, 1, at, bytes(4096))
+        assert sum(one.spool.kept for one in (old, new, running)) <= 96 * 1024
+    assert (new.spool.kept, running.spool.kept) == (32 * 1024, 64 * 1024)  # its own bound came first
+    # A restart counts what is there, and what is deleted counts no more.
+    house.open()
+    kept = house.again(running).spool.kept
+    assert 0 < kept <= 64 * 1024
+    await house.sessions.delete(running.id)
+    other = await finished(house, agent, 4, bytes(60 * 1024))
+    assert other.spool.kept == 60 * 1024
+
+
 
 
 async def test_retention_passes_over_what_runs(house: House, agent: Agent) -> None:

@@ -26,6 +26,7 @@ from hatchway.node.images.store import Images
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.service import NodeService
 from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.sessions.session import Limits
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import VmmError
@@ -85,7 +86,8 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
     network = (await launcher.hello()).network
     root = config.folder / "sandboxes"
     root.mkdir(exist_ok=True, mode=0o700)
-    sessions = Sessions(config.folder / "sessions", on_status=events.session)
+    kept = Limits(kept_per_sandbox=config.limits.kept_output_mib << 20)
+    sessions = Sessions(config.folder / "sessions", on_status=events.session, limits=kept)
     sessions.load()
     baker = Baker(images, driver, launcher, config.folder / "baked", network=network)
     context = Context(
