@@ -16,7 +16,7 @@ from tests.support.node_double import DIGEST, NodeDouble
 from hatchway.control.main import ControlConfig
 from hatchway.domain.ids import is_id, new_id
 from hatchway.wire import tokens
-from hatchway.wire.node import Event, Exit, Progress
+from hatchway.wire.node import Event, Exit, Progress, SessionLimits
 
 __all__ = ["folder", "node", "service"]
 
@@ -203,6 +203,18 @@ async def test_an_idempotency_key_makes_one_sandbox_of_many_requests(service: Se
         "DELETE", f"/v1/sandboxes/{bodies[0]['sandbox']['id']}", headers={"idempotency-key": "del"}
     )
     assert again.json() == deleted.json()
+
+
+async def test_the_limits_of_a_session_reach_the_node_and_are_shown(service: Service, node: NodeDouble) -> None:
+    sandbox = await service.create()
+    limits = {"memory_mib": 64, "cpu_s": 1.5, "open_files": 32, "processes": 8, "file_size_mib": 1}
+    path = f"/v1/sandboxes/{sandbox['id']}/sessions"
+    session = (await service.http.post(path, json={"argv": ["true"], "limits": limits})).json()["session"]
+    assert session["limits"] == limits
+    assert node.session_specs[session["id"]].limits == SessionLimits(**limits)
+    some = (await service.http.post(path, json={"argv": ["true"], "limits": {"cpu_s": 2}})).json()["session"]
+    assert some["limits"] == {"cpu_s": 2}
+    assert (await service.http.post(path, json={"argv": ["true"]})).json()["session"]["limits"] is None
 
 
 async def test_a_session_is_recorded_by_the_node_before_it_is_answered(service: Service, node: NodeDouble) -> None:

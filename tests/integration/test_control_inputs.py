@@ -297,6 +297,11 @@ BAD_SESSIONS: list[tuple[dict[str, Any], str]] = [
     ({"argv": ["a"], "timeout_s": 0}, "timeout_s"),
     ({"argv": ["a"], "timeout_s": -1}, "timeout_s"),
     ({"argv": ["a"], "retain_s": -1}, "retain_s"),
+    ({"argv": ["a"], "limits": {"memory_mib": 1}}, "limits.memory_mib"),
+    ({"argv": ["a"], "limits": {"cpu_s": 0}}, "limits.cpu_s"),
+    ({"argv": ["a"], "limits": {"processes": 0}}, "limits.processes"),
+    ({"argv": ["a"], "limits": {"open_files": "many"}}, "limits.open_files"),
+    ({"argv": ["a"], "limits": {"file_size_mib": -1}}, "limits.file_size_mib"),
     ({"argv": ["a"], "env": {"": "x"}}, "env."),
     ({"argv": ["a"], "stdin": "yes"}, "stdin"),
 ]
@@ -308,8 +313,8 @@ async def test_bad_sessions(service: Service, node: NodeDouble) -> None:
     for body, field in BAD_SESSIONS:
         problem = check(await service.http.post(path, json=body), 422, "invalid_field")
         assert problem["field"] == field, body
-    problem = check(await service.http.post(path, json={"argv": ["a"], "limits": {}}), 422, "unknown_field")
-    assert problem["field"] == "limits"
+    problem = check(await service.http.post(path, json={"argv": ["a"], "ulimits": {}}), 422, "unknown_field")
+    assert problem["field"] == "ulimits"
     assert node.sessions == {}
 
 

@@ -17,14 +17,15 @@ from hatchway.node.guest.seam import (
     GuestError,
     LinkLost,
     Proc,
+    ProcessLimits,
     ProcessSink,
     ProcessState,
     Spawn,
 )
 from hatchway.node.sessions.session import Limits, Session
 from hatchway.node.sessions.sessions import Sessions
-from hatchway.node.sessions.spool import SpoolLimits
-from hatchway.wire.node import SessionSpec, SessionStatus
+from hatchway.node.sessions.spool import Gap, SpoolLimits
+from hatchway.wire.node import SessionLimits, SessionSpec, SessionStatus
 
 SANDBOX = "a" * 20
 LIMITS = Limits(spool=SpoolLimits(keep=64 * 1024, segment=4096, disk_reserve=0), followers=3, per_sandbox=5)
@@ -61,13 +62,13 @@ class Timer:
             self.clock.timers.remove(self)
 
 
-async def settle() -> None:
 async def chores(house: "House") -> None:
     """Waits for what is removed in the background."""
     while house.sessions._chores:
         await asyncio.wait(house.sessions._chores)
 
 
+async def settle() -> None:
     """Lets everything run that can run."""
     for _ in range(20):
         await asyncio.sleep(0)
@@ -136,8 +137,8 @@ class House:
     folder: Path
     clock: Clock = field(default_factory=Clock)
     heard: list[SessionStatus] = field(default_factory=list)
-
     limits: Limits = LIMITS
+
     def __post_init__(self) -> None:
         self.open()
 
@@ -378,6 +379,18 @@ async def test_death_in_the_middle_of_a_start_and_a_cold_boot_do_not_start_it_ag
     assert status.exit.reason == "sandbox_lost"
 
 
+async def test_limits_reach_the_agent_in_its_units_and_survive_a_restart(house: House, agent: Agent) -> None:
+    limits = SessionLimits(memory_mib=64, cpu_s=0.25, open_files=32, processes=8, file_size_mib=0)
+    session = await house.create(limits=limits)
+    house.open()
+    session = house.again(session)
+    await house.sessions.link_up(SANDBOX, agent)  # type: ignore[arg-type]
+    await session.start(agent)  # type: ignore[arg-type]
+    assert agent.spawned[0].limits == ProcessLimits(
+        memory_bytes=64 * 2**20, cpu_ms=250, nofile=32, pids=8, fsize_bytes=0
+    )
+
+
 async def test_create_is_idempotent_and_other_specs_conflict(house: House) -> None:
     session = await house.create()
     assert await house.sessions.create(session.record.spec) == session.status()
@@ -403,19 +416,6 @@ async def test_bounds_have_clear_errors(house: House) -> None:
         await house.create(6)
 
 
-async def test_retention(house: House, agent: Agent) -> None:
-    session = await house.running(agent, retain_s=100.0)
-    agent.write(1, 1, 0, b"abc")
-    agent.tell(1, ProcessState.CLOSED, stdout=3)
-    await settle()
-    await house.clock.pass_(99)
-    house.sessions.sweep()
-    assert house.sessions.get(session.id).state == "ended"
-    await house.clock.pass_(2)
-    house.sessions.sweep()
-    with pytest.raises(NotFound):
-        house.sessions.get(session.id)
-    await wait_until(lambda: not (house.folder / SANDBOX).exists())
 async def finished(house: House, agent: Agent, number: int, octets: bytes = b"") -> Session:
     session = await house.running(agent, number)
     for at in range(0, len(octets), 4096):
@@ -476,6 +476,19 @@ async def test_all_sessions_of_a_sandbox_share_a_budget_of_output(house: House, 
     assert other.spool.kept == 60 * 1024
 
 
+async def test_retention(house: House, agent: Agent) -> None:
+    session = await house.running(agent, retain_s=100.0)
+    agent.write(1, 1, 0, b"abc")
+    agent.tell(1, ProcessState.CLOSED, stdout=3)
+    await settle()
+    await house.clock.pass_(99)
+    house.sessions.sweep()
+    assert house.sessions.get(session.id).state == "ended"
+    await house.clock.pass_(2)
+    house.sessions.sweep()
+    with pytest.raises(NotFound):
+        house.sessions.get(session.id)
+    await wait_until(lambda: not (house.folder / SANDBOX).exists())
 
 
 async def test_retention_passes_over_what_runs(house: House, agent: Agent) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from hatchway.control.engine import Live
 from hatchway.domain.lifecycle import State
 from hatchway.storage.rows import KeyRow, OperationRow, SandboxRow, SessionRow
-from hatchway.wire.node import Exit, SessionStatus, TemplateRelease, TerminalSize
+from hatchway.wire.node import Exit, SessionLimits, SessionStatus, TemplateRelease, TerminalSize
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +96,7 @@ class Session(View, frozen=True, kw_only=True):
     pty: TerminalSize | None
     stdin: bool
     timeout_s: float | None
+    limits: SessionLimits | None
     retain_s: float
     attach_url: str | None
     pid: int | None
@@ -368,6 +369,7 @@ def session_fields(row: SessionRow, status: SessionStatus | None, attach_url: st
         "pty": None if pty is None else TerminalSize(**pty),
         "stdin": spec.get("stdin", True),
         "timeout_s": spec.get("timeout_s"),
+        "limits": msgspec.convert(spec.get("limits"), SessionLimits | None),
         "retain_s": spec.get("retain_s", 3600.0),
         "attach_url": attach_url,
         "pid": None if status is None else status.pid,
