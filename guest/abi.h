@@ -33,6 +33,7 @@ struct hw_open_how {
     uint64_t flags, mode, resolve;
 };
 #define HW_RESOLVE_NO_MAGICLINKS 0x02
+#define HW_RESOLVE_BENEATH 0x08
 #define HW_RESOLVE_IN_ROOT 0x10
 
 #define HW_FIFREEZE _IOWR('X', 119, int)

@@ -78,7 +78,12 @@ IN_CHILD void child_main(void *argument)
         child_fail(STAGE_STDIO, error);
     if (agent.mount_ns_fd >= 0 && (error = RAW(SYS_setns, agent.mount_ns_fd, HW_CLONE_NEWNS, 0, 0)) < 0)
         child_fail(STAGE_NAMESPACE, error);
-    RAW(SYS_close_range, 4, ~0u, 0, 0); /* pipe ends of others must not live on in a start that hangs */
+    if (job->builtin) {
+        error = agent.self_fd == 4 ? 0 : RAW(SYS_dup3, agent.self_fd, 4, O_CLOEXEC, 0);
+        if (error < 0)
+            child_fail(STAGE_STDIO, error);
+    }
+    RAW(SYS_close_range, job->builtin ? 5 : 4, ~0u, 0, 0); /* pipe ends of others must not live on in a start that hangs */
     if (job->terminal)
         RAW(SYS_ioctl, 0, TIOCSCTTY, 0, 0);
     if (job->switch_user) {
@@ -91,5 +96,7 @@ IN_CHILD void child_main(void *argument)
     if ((error = RAW(SYS_chdir, job->cwd, 0, 0, 0)) < 0 && (!job->cwd_is_home || (error = RAW(SYS_chdir, "/", 0, 0, 0)) < 0))
         child_fail(STAGE_CWD, error);
     RAW(SYS_rt_sigprocmask, SIG_SETMASK, &none, 0, sizeof none);
+    if (job->builtin)
+        child_fail(STAGE_EXEC, raw6(SYS_execveat, 4, (long)"", (long)job->argv, (long)job->envp, AT_EMPTY_PATH, 0));
     child_fail(STAGE_EXEC, child_search(job));
 }

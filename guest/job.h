@@ -33,7 +33,7 @@ struct job {
     const char *path;  /* PATH, for a command without a slash */
     const char *cwd;
     bool cwd_is_home;
-    bool terminal, switch_user;
+    bool terminal, switch_user, builtin;
     struct account account;
     int in, out, err, report_end;
     char attempt[MAX_PATH];

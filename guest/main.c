@@ -12,6 +12,7 @@
 
 #include "abi.h"
 #include "agent.h"
+#include "builtin.h"
 #include "channel.h"
 #include "init.h"
 #include "loop.h"
@@ -19,7 +20,7 @@
 #include "proc.h"
 
 struct agent agent = {
-    .root_fd = -1, .mount_ns_fd = -1, .upper_fd = -1, .null_fd = -1, .random_fd = -1,
+    .root_fd = -1, .mount_ns_fd = -1, .upper_fd = -1, .null_fd = -1, .random_fd = -1, .self_fd = -1,
 };
 
 void say(const char *format, ...)
@@ -84,12 +85,20 @@ static int listen_at(const char *path)
     return fd;
 }
 
+static void open_self(void)
+{
+    agent.self_fd = open("/proc/self/exe", O_PATH | O_CLOEXEC);
+    if (agent.self_fd < 0)
+        fatal("the agent's own binary: %s", strerror(errno));
+}
+
 static void host_mode(const char *path)
 {
     agent.host_mode = true;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     agent.root_fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     agent.null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    open_self();
     read_boot_id();
     if (!loop_open() || !procs_open() || !channel_use_listener(listen_at(path)))
         fatal("start-up: %s", strerror(errno));
@@ -100,6 +109,10 @@ static void host_mode(const char *path)
 static void sandbox_mode(void)
 {
     int port = init_sandbox();
+    /* Who cannot read a program can neither trace it: what runs outside the bounds of a user's own processes stays what it is. */
+    if (chmod("/proc/self/exe", 0711) != 0)
+        say("the agent's own binary: %s", strerror(errno));
+    open_self();
     read_boot_id();
     if (!loop_open() || !procs_open() || !channel_use_port(port))
         fatal("start-up: %s", strerror(errno));
@@ -109,6 +122,11 @@ static void sandbox_mode(void)
 
 int main(int argc, char **argv)
 {
+    builtin_main *builtin = argc > 0 ? builtin_find(argv[0], strlen(argv[0])) : NULL;
+    if (builtin) {
+        prctl(PR_SET_NAME, argv[0]);
+        return builtin(argc, argv);
+    }
     struct rlimit files = {.rlim_cur = 8192, .rlim_max = 1048576};
     if (getpid() == 1) {
         setrlimit(RLIMIT_NOFILE, &files);

@@ -91,7 +91,7 @@ enum field_tag {
     F_DISK_FREE = 47,
 };
 
-enum spawn_flag { SPAWN_STDIN = 1, SPAWN_PTY = 2, SPAWN_MERGE = 4 };
+enum spawn_flag { SPAWN_STDIN = 1, SPAWN_PTY = 2, SPAWN_MERGE = 4, SPAWN_BUILTIN = 8 };
 enum setup_flag { SETUP_REPLACE_ENV = 1 };
 enum shutdown_flag { SHUTDOWN_REBOOT = 1 };
 enum signal_scope { SCOPE_TREE = 0, SCOPE_LEADER = 1 };

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "agent.h"
+#include "builtin.h"
 #include "channel.h"
 #include "disk.h"
 #include "fields.h"
@@ -115,6 +116,8 @@ static const char *read_spawn(struct spawn_request *request, char key[MAX_KEY + 
             /* fall through */
         case F_ARG:
             fine &= !field.length || !memchr(field.value, 0, field.length);
+            if (field.tag == F_ARG && request->args == 0)
+                request->name = field;
             request->args += field.tag == F_ARG;
             request->envs += field.tag == F_ENV;
             request->string_bytes += field.length;
@@ -142,6 +145,8 @@ static const char *read_spawn(struct spawn_request *request, char key[MAX_KEY + 
         return "SPAWN needs a process number (SIZE) from 1 to 2^31 - 1";
     if (request->args == 0)
         return "SPAWN needs an ARG";
+    if (request->flags & SPAWN_BUILTIN && request->flags & SPAWN_PTY)
+        return "a builtin program has no terminal";
     if (request->timeout_ms > UINT64_MAX / 4000000u)
         return "TIMEOUT_MS is out of bounds";
     return NULL;
@@ -170,6 +175,11 @@ static void spawn(uint32_t stream, const uint8_t *payload, size_t length)
     const char *wrong = read_spawn(&request, key, &number);
     if (wrong) {
         respond(stream, EINVAL, "%s", wrong);
+        return;
+    }
+    if (request.flags & SPAWN_BUILTIN && !builtin_find((const char *)request.name.value, request.name.length)) {
+        respond(stream, ENOENT, "no builtin program %.*s", request.name.length < 64 ? (int)request.name.length : 64,
+                (const char *)request.name.value);
         return;
     }
     struct proc *proc = proc_by_key(key);

@@ -126,6 +126,7 @@ static struct job *prepare(const struct spawn_request *request, const struct acc
     job->cwd = take(&text, request->has_cwd ? request->cwd : account->home,
                     strlen(request->has_cwd ? request->cwd : account->home));
     job->terminal = request->flags & SPAWN_PTY;
+    job->builtin = request->flags & SPAWN_BUILTIN;
     job->switch_user = account->uid != geteuid() || account->gid != getegid() || !agent.host_mode;
     job_octets += octets;
     job->next = jobs;

@@ -16,6 +16,7 @@ struct spawn_request {
     const char *const *env_base; /* the sandbox's environment, NULL-ended */
     const uint8_t *payload;      /* the fields; ARG and ENV are read out of it */
     size_t length;
+    struct field name;   /* the first ARG */
     unsigned args, envs; /* how many of them there are */
     size_t string_bytes;
     char cwd[MAX_PATH];

@@ -173,6 +173,8 @@ bool config_parse(struct config *config, int count, char *const *words, char *er
 			config->network = true;
 		else if (!strcmp(words[i], "--park"))
 			config->park = true;
+		else if (!strcmp(words[i], "--paths"))
+			config->paths = true;
 		else if (i + 1 == count)
 			return failed(error, "%.40s: unknown, or without its value", words[i]);
 		else if (!valued(config, words[i], words[i + 1], &known))

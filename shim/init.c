@@ -54,7 +54,7 @@ static void close_rest(struct config *config, const int *keep, int count)
 void init_main(struct config *config, int sync)
 {
 	char error[ERROR_BYTES] = "";
-	int exec_report[2], log_pipe[2];
+	int exec_report[2], log_pipe[2], console_pipe[2] = {-1, -1}, opens[2] = {-1, -1}, opens_fd = -1;
 	if (setsid() < 0 || prctl(PR_SET_NAME, "hatchway-shim", 0, 0, 0) < 0)
 		give_up(sync, "jail_failed", "setsid");
 	if (config->netns_fd >= 0 && setns(config->netns_fd, CLONE_NEWNET) < 0) {
@@ -69,7 +69,9 @@ void init_main(struct config *config, int sync)
 		give_up(sync, "invalid", "arguments: the first must be an absolute path in the jail");
 	if (!jail_enter(config, error) || !stdio_to_null(error))
 		give_up(sync, "jail_failed", error);
-	if (pipe2(exec_report, O_CLOEXEC) < 0 || pipe2(log_pipe, O_CLOEXEC) < 0)
+	if (pipe2(exec_report, O_CLOEXEC) < 0 || pipe2(log_pipe, O_CLOEXEC) < 0 ||
+	    (config->paths && (pipe2(console_pipe, O_CLOEXEC) < 0 ||
+	                       socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, opens) < 0)))
 		give_up(sync, "jail_failed", "pipes");
 	pid_t pid = fork();
 	if (pid < 0)
@@ -77,10 +79,13 @@ void init_main(struct config *config, int sync)
 	if (pid == 0) {
 		close(exec_report[0]);
 		close(log_pipe[0]);
-		_exit(exec_vmm(config, exec_report[1], sync, log_pipe[1]));
+		int console = config->paths ? console_pipe[1] : log_pipe[1];
+		_exit(exec_vmm(config, (struct exec_fds){exec_report[1], sync, console, log_pipe[1], opens[1]}));
 	}
 	close(exec_report[1]);
 	close(log_pipe[1]);
+	close(console_pipe[1]);
+	close(opens[1]);
 	if (!jail_drop(config, false, error))
 		give_up(sync, "jail_failed", error);
 	ssize_t got;
@@ -92,15 +97,25 @@ void init_main(struct config *config, int sync)
 		give_up(sync, got < 0 ? "jail_failed" : "", error);
 	}
 	close(exec_report[0]);
+	if (config->paths && (opens_fd = receive_fd(opens[0])) < 0)
+		give_up(sync, "jail_failed", "its opens were not handed over");
 	unsigned vmm_pid, shim_pid;
 	char line[64] = "";
 	if (send(sync, "ok", 2, MSG_NOSIGNAL) != 2 || recv(sync, line, sizeof line - 1, 0) <= 0 ||
 	    sscanf(line, "vmm=%u shim=%u", &vmm_pid, &shim_pid) != 2)
 		_exit(1); /* the first process died: so did the start */
 	fcntl(log_pipe[0], F_SETFL, O_NONBLOCK);
-	int keep[] = {config->control_fd, config->report_fd, config->proc_fd, log_pipe[0]};
+	if (config->paths)
+		fcntl(console_pipe[0], F_SETFL, O_NONBLOCK);
+	int keep[] = {config->control_fd, config->report_fd, config->proc_fd, log_pipe[0], console_pipe[0],
+	              opens_fd, config->paths ? config->tap_fd : -1};
 	close_rest(config, keep, sizeof keep / sizeof keep[0]);
 	free(config->argv);
 	free(config->env);
-	serve(config, (struct vmm){.pid = pid, .host_pid = (pid_t)vmm_pid, .shim_pid = (pid_t)shim_pid, .log_fd = log_pipe[0]});
+	serve(config, (struct vmm){.pid = pid,
+	                           .host_pid = (pid_t)vmm_pid,
+	                           .shim_pid = (pid_t)shim_pid,
+	                           .log_fd = log_pipe[0],
+	                           .console_fd = console_pipe[0],
+	                           .opens_fd = opens_fd});
 }

@@ -232,17 +232,19 @@ bool jail_drop(const struct config *config, bool vmm, char *error)
 	return true;
 }
 
-/* Puts every passed descriptor at its number. They first move out of the way, above all targets. */
-static bool place_descriptors(const struct config *config, int *exec_report, int log_fd)
+/* Puts every passed descriptor at its number. They first move out of the way, above all targets. A VMM that takes paths gets none. */
+static bool place_descriptors(const struct config *config, struct exec_fds *fds)
 {
 	struct pass list[MAX_PASS + 1];
-	int count = config->passes;
+	int count = config->paths ? 0 : config->passes;
 	memcpy(list, config->pass, sizeof config->pass);
-	if (config->tap_to != 0)
+	if (config->tap_to != 0 && !config->paths)
 		list[count++] = (struct pass){config->tap_fd, config->tap_to};
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-	int report = fcntl(*exec_report, F_DUPFD_CLOEXEC, MAX_TARGET_FD + 1);
-	if (null < 0 || report < 0 || dup2(null, 0) < 0 || dup2(log_fd, 1) < 0 || dup2(log_fd, 2) < 0)
+	int report = fcntl(fds->report, F_DUPFD_CLOEXEC, MAX_TARGET_FD + 1);
+	int opens = fds->opens < 0 ? -1 : fcntl(fds->opens, F_DUPFD_CLOEXEC, MAX_TARGET_FD + 1);
+	if (null < 0 || report < 0 || (fds->opens >= 0 && opens < 0) || dup2(null, 0) < 0 || dup2(fds->console, 1) < 0 ||
+	    dup2(fds->log, 2) < 0)
 		return false;
 	for (int i = 0; i < count; i++)
 		if ((list[i].from = fcntl(list[i].from, F_DUPFD_CLOEXEC, MAX_TARGET_FD + 1)) < 0)
@@ -252,27 +254,37 @@ static bool place_descriptors(const struct config *config, int *exec_report, int
 	for (int i = 0; i < count; i++)
 		if (dup2(list[i].from, list[i].to) < 0)
 			return false;
-	*exec_report = report;
+	fds->report = report;
+	fds->opens = opens;
 	return true;
 }
 
-/* In the VMM's process. Returns only by failing, then having written the reason to exec_report. */
-int exec_vmm(const struct config *config, int exec_report, int sync, int log_fd)
+/* The last thing before the VMM is executed: its system calls are bounded, and its opens answered by the shim. */
+static bool confine(const struct config *config, const struct exec_fds *fds, char *error)
+{
+	int listener = -1;
+	if (!seccomp_confine(config->paths ? &listener : NULL, error))
+		return false;
+	return !config->paths || send_fd(fds->opens, "opens", 5, listener) || failed_errno(error, "handing over its opens");
+}
+
+/* In the VMM's process. Returns only by failing, then having written the reason to fds.report. */
+int exec_vmm(const struct config *config, struct exec_fds fds)
 {
 	char error[ERROR_BYTES + 16] = "";
 	sigset_t none;
 	/* The first process reads our number in its own PID namespace off this message. */
-	if (send(sync, "vmm", 3, MSG_NOSIGNAL) != 3)
+	if (send(fds.sync, "vmm", 3, MSG_NOSIGNAL) != 3)
 		failed_errno(error, "jail_failed telling the launcher");
 	else if (!jail_drop(config, true, error + snprintf(error, sizeof error, "jail_failed ")))
 		;
 	else if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
 		failed_errno(error, "jail_failed death signal");
-	else if (!place_descriptors(config, &exec_report, log_fd))
+	else if (!place_descriptors(config, &fds))
 		failed_errno(error, "jail_failed passing descriptors");
 	else if (!jail_set_limits(config, error + snprintf(error, sizeof error, "jail_failed ")))
 		;
-	else if (!seccomp_confine(error + snprintf(error, sizeof error, "jail_failed ")))
+	else if (!confine(config, &fds, error + snprintf(error, sizeof error, "jail_failed ")))
 		;
 	else {
 		sigemptyset(&none);
@@ -282,7 +294,7 @@ int exec_vmm(const struct config *config, int exec_report, int sync, int log_fd)
 		execve(config->argv[0], config->argv, config->env);
 		failed_errno(error, "spawn_failed %.200s", config->argv[0]);
 	}
-	ssize_t ignored = write(exec_report, error, strlen(error));
+	ssize_t ignored = write(fds.report, error, strlen(error));
 	(void)ignored;
 	return 127;
 }

@@ -46,6 +46,33 @@ struct k_cap_data {
 /* NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE, each with its lock, and the lock of KEEP_CAPS (which stays off). */
 #define K_SECUREBITS (1u << 0 | 1u << 1 | 1u << 2 | 1u << 3 | 1u << 5 | 1u << 6 | 1u << 7)
 
+/* seccomp's questions to a supervisor. */
+struct k_notification {
+	uint64_t id;
+	uint32_t pid, flags;
+	int number;
+	uint32_t architecture;
+	uint64_t instruction, argument[6];
+};
+
+struct k_notification_answer {
+	uint64_t id;
+	int64_t value;
+	int error;
+	uint32_t flags;
+};
+
+struct k_notification_fd {
+	uint64_t id;
+	uint32_t flags, from, new_fd, new_flags;
+};
+
+#define K_NOTIFICATION_CONTINUE 1
+#define K_NOTIFICATION_RECEIVE _IOWR('!', 0, struct k_notification)
+#define K_NOTIFICATION_ANSWER _IOWR('!', 1, struct k_notification_answer)
+#define K_NOTIFICATION_VALID _IOW('!', 2, uint64_t)
+#define K_NOTIFICATION_FD _IOW('!', 3, struct k_notification_fd)
+
 static inline int k_open_tree(int dir, const char *path, unsigned flags)
 {
 	return (int)syscall(SYS_open_tree, dir, path, flags);

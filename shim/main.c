@@ -121,7 +121,7 @@ static int start(void)
 	int sync[2], on = 1;
 	if (!config_complete(&config, error))
 		report_error("invalid", error);
-	if (!jail_clone_tree(&config, error))
+	if (!jail_clone_tree(&config, error) || (config.paths && config.tap_to != 0 && !network_leave_tap(&config, error)))
 		report_error("jail_failed", error);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sync) < 0 ||
 	    setsockopt(sync[0], SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0)

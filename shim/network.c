@@ -76,6 +76,14 @@ static bool tap(int sock, int *fd, char *error)
 	       up(sock, "tap0", error);
 }
 
+/* A VMM that takes paths opens the device itself and attaches to tap0 by its name: two cannot be attached at once. */
+bool network_leave_tap(struct config *config, char *error)
+{
+	close(config->tap_fd);
+	config->tap_fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+	return config->tap_fd >= 0 || failed_errno(error, "/dev/net/tun");
+}
+
 bool network_make(struct config *config, char *error)
 {
 	if (unshare(CLONE_NEWNET) < 0)

@@ -1,4 +1,4 @@
-/* The grammar of requests, and the tail of the VMM's output. */
+/* The grammar of requests and of the paths that mean descriptors, and the tail of the VMM's output. */
 #include "shim.h"
 
 #include <string.h>
@@ -35,25 +35,37 @@ bool request_parse(const char *text, size_t length, struct request *request)
 	return true;
 }
 
+int file_number(const char *text, size_t length)
+{
+	static const char folder[] = "/hatchway/";
+	size_t at = sizeof folder - 1;
+	int value = 0;
+	if (memchr(text, 0, length) == NULL || strncmp(text, folder, at) != 0 || text[at] < '1' || text[at] > '9')
+		return -1;
+	for (; text[at] >= '0' && text[at] <= '9' && value <= MAX_TARGET_FD; at++)
+		value = value * 10 + (text[at] - '0');
+	return text[at] == 0 && value <= MAX_TARGET_FD ? value : -1;
+}
+
 void tail_add(struct tail *tail, const char *data, size_t length)
 {
 	tail->total += length;
-	if (length > LOG_BYTES) {
-		data += length - LOG_BYTES;
-		length = LOG_BYTES;
+	if (length > tail->room) {
+		data += length - tail->room;
+		length = tail->room;
 	}
 	for (size_t i = 0; i < length; i++) {
-		tail->bytes[(tail->start + tail->used) % LOG_BYTES] = data[i];
-		if (tail->used < LOG_BYTES)
+		tail->bytes[(tail->start + tail->used) % tail->room] = data[i];
+		if (tail->used < tail->room)
 			tail->used++;
 		else
-			tail->start = (tail->start + 1) % LOG_BYTES;
+			tail->start = (tail->start + 1) % tail->room;
 	}
 }
 
 size_t tail_copy(const struct tail *tail, char *out)
 {
 	for (size_t i = 0; i < tail->used; i++)
-		out[i] = tail->bytes[(tail->start + i) % LOG_BYTES];
+		out[i] = tail->bytes[(tail->start + i) % tail->room];
 	return tail->used;
 }

@@ -8,9 +8,11 @@
 
 
 #define SECCOMP_SET_MODE_FILTER_ 1
+#define NEW_LISTENER 8
 #define RET_ALLOW 0x7fff0000u
 #define RET_ERRNO 0x00050000u
 #define RET_KILL 0x80000000u
+#define RET_ASK 0x7fc00000u
 
 #if defined(__x86_64__)
 #define ARCHITECTURE 0xc000003eu
@@ -56,10 +58,18 @@ static const uint32_t denied[] = {
  * or into rarely used parts of the kernel (AF_ALG and many more). Of netlink there is what lists interfaces. */
 enum { UNIX = 1, INET = 2, INET6 = 10, NETLINK = 16, NETLINK_ROUTE_ = 0 };
 
-bool seccomp_confine(char *error)
+/* What opens.c answers: they name a file by its path. */
+static const uint32_t asked[] = {
+#ifdef SYS_open
+        SYS_open, SYS_stat,
+#endif
+        SYS_openat, SYS_newfstatat,
+};
+
+bool seccomp_confine(int *listener, char *error)
 {
-	enum { COUNT = sizeof denied / sizeof denied[0] };
-	struct bpf_instruction filter[COUNT * 2 + 32];
+	enum { COUNT = sizeof denied / sizeof denied[0], ASKED = sizeof asked / sizeof asked[0] };
+	struct bpf_instruction filter[(COUNT + ASKED) * 2 + 32];
 	unsigned n = 0;
 #define ADD(...) filter[n++] = (struct bpf_instruction){__VA_ARGS__}
 	ADD(LOAD, 0, 0, ARCH);
@@ -71,6 +81,10 @@ bool seccomp_confine(char *error)
 	for (unsigned i = 0; i < COUNT; i++) {
 		ADD(EQUAL, 0, 1, denied[i]);
 		ADD(RETURN, 0, 0, RET_ERRNO | EPERM);
+	}
+	for (unsigned i = 0; listener && i < ASKED; i++) {
+		ADD(EQUAL, 0, 1, asked[i]);
+		ADD(RETURN, 0, 0, RET_ASK);
 	}
 	ADD(EQUAL, 0, 9, SYS_socket);
 	ADD(LOAD, 0, 0, ARGUMENT_0);
@@ -92,5 +106,8 @@ bool seccomp_confine(char *error)
 	ADD(RETURN, 0, 0, RET_ALLOW);
 #undef ADD
 	struct bpf_program program = {(uint16_t)n, filter};
-	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, 0, &program) == 0 || failed_errno(error, "seccomp");
+	long done = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, listener ? NEW_LISTENER : 0, &program);
+	if (done >= 0 && listener)
+		*listener = (int)done;
+	return done >= 0 || failed_errno(error, "seccomp");
 }

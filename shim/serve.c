@@ -20,9 +20,10 @@ struct connection {
 struct server {
 	struct config *config;
 	struct vmm vmm;
-	bool ended, committed, log_open;
+	bool ended, committed, log_open, console_open;
 	int code, signal;
-	struct tail tail;
+	struct tail tail, console;
+	struct opens opens;
 	struct connection connection[MAX_CONNECTIONS];
 };
 
@@ -66,6 +67,52 @@ static void answer_log(const struct server *server, struct connection *connectio
 	answer(connection, text, (size_t)head + tail_copy(&server->tail, text + head));
 }
 
+static void answer_console(const struct server *server, struct connection *connection)
+{
+	static char text[CONSOLE_BYTES + 64];
+	int head = snprintf(text, 64, "ok total=%llu text=", server->console.total);
+	answer(connection, text, (size_t)head + tail_copy(&server->console, text + head));
+}
+
+/* The sockets that a VMM which takes paths made for itself: only the jail's own file system can be reached by these names. */
+static void answer_dial(struct connection *connection, const struct request *request)
+{
+	static const char *const name[] = {"/tmp/api.sock", "/tmp/vsock.sock"};
+	char error[ERROR_BYTES];
+	if (!request->has_value || strcmp(request->key, "to") != 0 || request->value >= sizeof name / sizeof name[0]) {
+		answer_error(connection, "invalid", "to= must be 0 (control) or 1 (guest channel)");
+		return;
+	}
+	int fd = dial(name[request->value]);
+	if (fd < 0) {
+		const char *code = errno == EAGAIN ? "busy" : errno == ENOENT || errno == ECONNREFUSED ? "refused" : "io";
+		failed_errno(error, "%s", name[request->value]);
+		answer_error(connection, code, error);
+		return;
+	}
+	if (connection->fd >= 0 && !send_fd(connection->fd, "ok", 2, fd))
+		drop(connection);
+	close(fd);
+}
+
+/* Takes `fd`: -1, or the descriptor to keep. */
+static int answer_offer(struct server *server, struct connection *connection, const struct request *request, int fd)
+{
+	struct stat stat;
+	bool offer = !strcmp(request->verb, "offer");
+	if (!request->has_value || strcmp(request->key, "as") != 0)
+		answer_error(connection, "invalid", "as= must be a number");
+	else if (offer && (fd < 0 || fstat(fd, &stat) < 0 || !S_ISREG(stat.st_mode)))
+		answer_error(connection, "invalid", "one descriptor of a regular file is needed");
+	else if (!(offer ? opens_offer(&server->opens, request->value, fd) : opens_withdraw(&server->opens, request->value)))
+		answer_error(connection, "invalid", "as= must be a number that is offered");
+	else {
+		answer(connection, "ok", 2);
+		return offer ? -1 : fd;
+	}
+	return fd;
+}
+
 static void transfer(struct server *server, struct connection *connection, const struct request *request, int fd)
 {
 	struct transfer done = {0};
@@ -95,7 +142,8 @@ static void transfer(struct server *server, struct connection *connection, const
 	answer_error(connection, error.code, error.text);
 }
 
-static void handle(struct server *server, struct connection *connection, const char *text, size_t length, int fd)
+/* Returns the descriptor that is left to be closed. */
+static int handle(struct server *server, struct connection *connection, const char *text, size_t length, int fd)
 {
 	struct request request;
 	if (!request_parse(text, length, &request)) {
@@ -107,6 +155,12 @@ static void handle(struct server *server, struct connection *connection, const c
 		answer_status(server, connection);
 	} else if (!strcmp(request.verb, "log")) {
 		answer_log(server, connection);
+	} else if (!strcmp(request.verb, "console")) {
+		answer_console(server, connection);
+	} else if (!strcmp(request.verb, "dial")) {
+		answer_dial(connection, &request);
+	} else if (!strcmp(request.verb, "offer") || !strcmp(request.verb, "withdraw")) {
+		return answer_offer(server, connection, &request, fd);
 	} else if (!strcmp(request.verb, "kill")) {
 		if (server->ended) {
 			answer(connection, "ok", 2);
@@ -125,6 +179,7 @@ static void handle(struct server *server, struct connection *connection, const c
 	} else {
 		answer_error(connection, "unknown", "no such verb");
 	}
+	return fd;
 }
 
 /* One request, with at most one descriptor. */
@@ -152,7 +207,7 @@ static void receive(struct server *server, struct connection *connection)
 	if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
 		answer_error(connection, "invalid", "a request has at most 4096 octets and one descriptor");
 	else
-		handle(server, connection, text, (size_t)length, fd);
+		fd = handle(server, connection, text, (size_t)length, fd);
 	if (fd >= 0)
 		close(fd);
 }
@@ -191,21 +246,31 @@ static void welcome(struct server *server)
 		close(fifth.fd);
 }
 
-static void read_log(struct server *server)
+static void read_pipe(int fd, struct tail *tail, bool *open)
 {
 	char data[4096];
 	for (int i = 0; i < 4; i++) {
-		ssize_t got = read(server->vmm.log_fd, data, sizeof data);
+		ssize_t got = read(fd, data, sizeof data);
 		if (got > 0) {
-			tail_add(&server->tail, data, (size_t)got);
+			tail_add(tail, data, (size_t)got);
 			continue;
 		}
 		if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
-			close(server->vmm.log_fd);
-			server->log_open = false;
+			close(fd);
+			*open = false;
 		}
 		return;
 	}
+}
+
+static void read_log(struct server *server)
+{
+	read_pipe(server->vmm.log_fd, &server->tail, &server->log_open);
+}
+
+static void read_console(struct server *server)
+{
+	read_pipe(server->vmm.console_fd, &server->console, &server->console_open);
 }
 
 /* Reaps whatever ended; the VMM's end is told to those who wait for it. */
@@ -222,6 +287,8 @@ static void reap(struct server *server)
 		kill(-1, SIGKILL); /* whatever it left behind in its namespace */
 		if (server->log_open)
 			read_log(server);
+		if (server->console_open)
+			read_console(server);
 	}
 	if (!server->ended)
 		return;
@@ -254,7 +321,11 @@ static void commit(struct server *server)
 void serve(struct config *config, struct vmm vmm)
 {
 	static struct server server;
-	server = (struct server){.config = config, .vmm = vmm, .log_open = true};
+	static char log[LOG_BYTES], console[CONSOLE_BYTES];
+	server = (struct server){.config = config, .vmm = vmm, .log_open = true, .console_open = vmm.console_fd >= 0};
+	server.tail = (struct tail){.bytes = log, .room = sizeof log};
+	server.console = (struct tail){.bytes = console, .room = sizeof console};
+	opens_init(&server.opens, config, vmm.opens_fd);
 	for (int i = 0; i < MAX_CONNECTIONS; i++)
 		server.connection[i].fd = -1;
 	sigset_t chld;
@@ -266,12 +337,14 @@ void serve(struct config *config, struct vmm vmm)
 		_exit(1);
 	reap(&server);
 	for (;;) {
-		enum { SIGNALS, COMMIT, LISTEN, LOG, FIRST };
+		enum { SIGNALS, COMMIT, LISTEN, LOG, CONSOLE, OPENS, FIRST };
 		struct pollfd poll_set[FIRST + MAX_CONNECTIONS] = {
 		        [SIGNALS] = {signals, POLLIN, 0},
 		        [COMMIT] = {server.committed ? -1 : config->report_fd, POLLIN, 0},
 		        [LISTEN] = {config->control_fd, POLLIN, 0},
 		        [LOG] = {server.log_open ? vmm.log_fd : -1, POLLIN, 0},
+		        [CONSOLE] = {server.console_open ? vmm.console_fd : -1, POLLIN, 0},
+		        [OPENS] = {server.opens.listener, POLLIN, 0},
 		};
 		for (int i = 0; i < MAX_CONNECTIONS; i++)
 			poll_set[FIRST + i] = (struct pollfd){server.connection[i].fd, POLLIN, 0};
@@ -287,6 +360,12 @@ void serve(struct config *config, struct vmm vmm)
 			commit(&server);
 		if (poll_set[LOG].revents)
 			read_log(&server);
+		if (poll_set[CONSOLE].revents)
+			read_console(&server);
+		if (poll_set[OPENS].revents & POLLIN)
+			opens_answer(&server.opens);
+		else if (poll_set[OPENS].revents) /* nobody is left who could ask */
+			opens_init(&server.opens, config, -1);
 		for (int i = 0; i < MAX_CONNECTIONS; i++)
 			if (poll_set[FIRST + i].revents && server.connection[i].fd == poll_set[FIRST + i].fd)
 				receive(&server, &server.connection[i]);

@@ -25,6 +25,9 @@ enum {
 	MAX_STRINGS = 1024,
 	MAX_STRINGS_BYTES = 1 << 20,
 	LOG_BYTES = 3072,
+	CONSOLE_BYTES = 65536,
+	FIRST_OFFER = 40,
+	MAX_OFFERS = 10,
 	ERROR_BYTES = 512,
 };
 
@@ -49,10 +52,10 @@ struct config {
 	uid_t peer[MAX_PEERS];
 	int peers;
 	unsigned long long nofile, fsize, nproc;
-	bool no_userns_drop, network, park;
+	bool no_userns_drop, network, park, paths;
 	int tap_to;
 
-	int tap_fd;  /* made by network_make */
+	int tap_fd;  /* made by network_make; with `paths` a second one, which is not attached to tap0 yet */
 	int tree_fd; /* detached clone of root_fd, made by jail_clone_tree */
 	int proc_fd; /* private procfs of the jail's PID namespace, -1 where the kernel refuses it */
 	char proc_error[ERROR_BYTES];
@@ -68,6 +71,7 @@ char **read_strings(int fd, const char *what, char *error);
 
 /* network.c: a network namespace of its own with lo and, where `tap`, tap0. */
 bool network_make(struct config *config, char *error);
+bool network_leave_tap(struct config *config, char *error);
 
 /* jail.c */
 bool jail_join_cgroups(const struct config *config, char *error);
@@ -75,10 +79,27 @@ bool jail_clone_tree(struct config *config, char *error);
 bool jail_enter(struct config *config, char *error);
 bool jail_drop(const struct config *config, bool vmm, char *error);
 bool jail_set_limits(const struct config *config, char *error);
-int exec_vmm(const struct config *config, int exec_report, int sync, int log_fd);
+/* What the VMM's process keeps until it executes the VMM: who hears of a failure, the first process, where its standard output and
+ * error go, and (with `paths`, else -1) where the listener of its opens goes. */
+struct exec_fds {
+	int report, sync, console, log, opens;
+};
+int exec_vmm(const struct config *config, struct exec_fds fds);
 
-/* seccomp.c: needs no_new_privs. */
-bool seccomp_confine(char *error);
+/* seccomp.c: needs no_new_privs. With `listener` opens and stats are asked of whoever has the descriptor that is stored there. */
+bool seccomp_confine(int *listener, char *error);
+
+/* opens.c: the files of a VMM that takes paths only. */
+struct opens {
+	int listener;              /* -1 when there is none (any more) */
+	int offered[MAX_OFFERS];   /* descriptors FIRST_OFFER and up, -1 where there is none */
+	const struct config *config;
+};
+void opens_init(struct opens *opens, const struct config *config, int listener);
+/* Gives the VMM a file under a number; takes `fd`. */
+bool opens_offer(struct opens *opens, unsigned long long number, int fd);
+bool opens_withdraw(struct opens *opens, unsigned long long number);
+void opens_answer(struct opens *opens);
 
 /* init.c: PID 1 of the jail. Never returns. */
 _Noreturn void init_main(struct config *config, int sync);
@@ -89,10 +110,11 @@ struct vmm {
 	pid_t host_pid; /* in the launcher's */
 	pid_t shim_pid; /* of the shim, in the launcher's */
 	int log_fd;
+	int console_fd, opens_fd; /* -1 without `paths` */
 };
 _Noreturn void serve(struct config *config, struct vmm vmm);
 
-/* request.c: the grammar of requests, and the bounded tail of what the VMM wrote to its standard output and error. */
+/* request.c: the grammar of requests, of the paths that mean descriptors, and the bounded tail of what the VMM wrote. */
 struct request {
 	char verb[16];
 	char key[16];
@@ -101,9 +123,12 @@ struct request {
 };
 bool request_parse(const char *text, size_t length, struct request *request);
 
+/* The number N of a path /hatchway/N, -1 for any other; `text` has a NUL within `length`. */
+int file_number(const char *text, size_t length);
+
 struct tail {
-	char bytes[LOG_BYTES];
-	size_t start, used;
+	char *bytes;
+	size_t room, start, used;
 	unsigned long long total;
 };
 void tail_add(struct tail *tail, const char *data, size_t length);
@@ -144,6 +169,11 @@ bool memory_inject(int proc_fd, pid_t pid, int map_fd, int in_fd, struct transfe
 
 /* userns.c: becomes root of a new user namespace and executes `argv`. Returns an exit code on failure. */
 int userns_exec(char **argv);
+
+/* sockets.c: one descriptor beside a message, both ways; and a connection to a socket of the jail, which never waits. */
+bool send_fd(int socket, const char *text, size_t length, int fd);
+int receive_fd(int socket);
+int dial(const char *path);
 
 /* Formats "what: reason of errno". Always false, so that callers can return it. */
 bool failed(char *error, const char *format, ...) __attribute__((format(printf, 2, 3)));

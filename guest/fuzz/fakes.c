@@ -6,12 +6,13 @@
 #include <unistd.h>
 
 #include "../agent.h"
+#include "../files/files.h"
 #include "../helper.h"
 #include "../init.h"
 #include "../power.h"
 #include "../spawn.h"
 
-struct agent agent = {.host_mode = true, .root_fd = -1, .mount_ns_fd = -1, .upper_fd = -1, .null_fd = -1, .random_fd = -1};
+struct agent agent = {.host_mode = true, .root_fd = -1, .mount_ns_fd = -1, .upper_fd = -1, .null_fd = -1, .random_fd = -1, .self_fd = -1};
 
 void say(const char *format, ...)
 {
@@ -63,6 +64,13 @@ int spawn_start(struct proc *proc, const struct spawn_request *request)
         abort();
     proc_running(proc);
     return 0;
+}
+
+int files_main(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    abort(); /* nothing is started here */
 }
 
 bool spawn_wait(struct proc *proc, uint32_t request_id)

@@ -598,6 +598,31 @@ static void bursts_of_starts(void)
     }
 }
 
+static struct answer spawn_builtin(const char *name, const char *operation)
+{
+    struct field_writer *fields = payload();
+    char key[32];
+    snprintf(key, sizeof key, "key-%u", ++number);
+    write_text(fields, F_KEY, key);
+    write_u64(fields, F_SIZE, number);
+    write_u32(fields, F_FLAGS, SPAWN_BUILTIN);
+    write_text(fields, F_ARG, name);
+    write_text(fields, F_ARG, operation);
+    struct answer answer = request(T_SPAWN, fields);
+    if (answer.status == 0)
+        acknowledge(number, 1 << 16);
+    return answer;
+}
+
+static void programs_of_the_agents_own(void)
+{
+    CHECK_EQUAL(spawn_builtin("no-such-program", "x").status, ENOENT);
+    CHECK_EQUAL(spawn_builtin("files", "no-such-operation").status, 0);
+    UNTIL(ended(number));
+    CHECK_EQUAL(seen[number].reason, REASON_EXITED);
+    CHECK(seen[number].stored[1] > 0 && memmem(seen[number].output[1], seen[number].stored[1], "{\"errno\":", 9));
+}
+
 static void as_many_processes_as_there_may_be(void)
 {
     uint32_t first = ++number;
@@ -668,6 +693,7 @@ int main(int argc, char **argv)
     RUN(timeouts_end_a_start_that_hangs);
     RUN(a_terminal);
     RUN(the_end_of_a_terminals_input);
+    RUN(programs_of_the_agents_own);
     RUN(merged_streams_keep_their_order);
     RUN(a_reconnection_loses_nothing);
     RUN(processes_outlive_the_connection);

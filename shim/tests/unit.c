@@ -130,9 +130,26 @@ static void requests(void)
 	}
 }
 
+static void file_numbers(void)
+{
+	const struct {
+		const char *text;
+		int number;
+	} cases[] = {
+	        {"/hatchway/20", 20}, {"/hatchway/1", 1},    {"/hatchway/255", 255}, {"/hatchway/256", -1}, {"/hatchway/0", -1},
+	        {"/hatchway/", -1},   {"/hatchway/020", -1}, {"/hatchway/20/", -1},  {"/hatchway/2x", -1},  {"hatchway/20", -1},
+	        {"/hatchway", -1},    {"", -1},              {"/etc/passwd", -1},    {"/hatchway/-1", -1},  {"/hatchway/99999999999", -1},
+	};
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+		CHECK(file_number(cases[i].text, strlen(cases[i].text) + 1) == cases[i].number);
+	CHECK(file_number("/hatchway/20", 12) == -1); /* what was read has no end */
+	CHECK(file_number("", 0) == -1);
+}
+
 static void tails(void)
 {
-	static struct tail tail;
+	static char room[LOG_BYTES];
+	static struct tail tail = {.bytes = room, .room = sizeof room};
 	char text[LOG_BYTES], big[3 * LOG_BYTES];
 	tail_add(&tail, "hello", 5);
 	CHECK(tail_copy(&tail, text) == 5 && !memcmp(text, "hello", 5));
@@ -189,6 +206,7 @@ int main(void)
 	arguments();
 	strings();
 	requests();
+	file_numbers();
 	tails();
 	page_runs();
 	areas();

@@ -163,6 +163,12 @@ static void obey(char *line)
 		result(write((int)a, "x", 1));
 	else if (!strcmp(verb, "fill")) { /* descriptor, octets at its end: against the bound of file sizes */
 		result(ftruncate((int)a, b));
+	} else if (!strcmp(verb, "pour")) { /* descriptor, MiB to write to it */
+		static char piece[1 << 20];
+		long done = 0;
+		while (done < b && write((int)a, piece, sizeof piece) == (ssize_t)sizeof piece)
+			done++;
+		result(done == b ? 0 : -1);
 	} else if (!strcmp(verb, "map")) { /* descriptor, octets */
 		memory = mmap(NULL, (size_t)b, PROT_READ | PROT_WRITE, MAP_PRIVATE, (int)a, 0);
 		result(memory == MAP_FAILED ? -1 : 0);

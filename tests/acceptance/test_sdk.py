@@ -60,6 +60,8 @@ def test_one_sandbox_many_ways(service: Service) -> None:
         assert sandbox.run("cat", stdin=data).stdout_octets == data
         sandbox.update(name="renamed", metadata={"k": "w"})
         assert (sandbox.refresh().name, sandbox.info.metadata) == ("renamed", {"k": "w"})
+        sandbox.update(name=None)
+        assert (sandbox.refresh().name, sandbox.info.metadata) == (None, {"k": "w"})
         assert len(list(sandbox.sessions())) == 8
 
 

@@ -50,10 +50,16 @@ class Node:
         """See `Guests`."""
         return self.state if sandbox_id == self.sandbox_id else None
 
+    def project_of(self, sandbox_id: str) -> str | None:
+        """See `Guests`."""
+        return "project" if sandbox_id == self.sandbox_id else None
+
     async def do(self, command: str, argument: object) -> object:
         """Carries out one command."""
         if command == "configure":
             self.tokens.configure(msgspec.convert(argument, Configure))
+        elif command == "generation":
+            self.tokens.require_generation(self.sandbox_id, int(str(argument)))
         elif command == "create":
             return msgspec.to_builtins(await self.sessions.create(msgspec.convert(argument, SessionSpec)))
         elif command == "get":

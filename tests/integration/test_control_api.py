@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.support.node_double import DIGEST, NodeDouble
 from hatchway.control.main import ControlConfig
 from hatchway.domain.ids import is_id, new_id
 from hatchway.wire import tokens
-from hatchway.wire.node import Event, Exit, Progress
+from hatchway.wire.node import Event, Exit, Progress, SessionLimits
 
 __all__ = ["folder", "node", "service"]
 
@@ -207,6 +208,18 @@ async def test_an_idempotency_key_makes_one_sandbox_of_many_requests(service: Se
         "DELETE", f"/v1/sandboxes/{bodies[0]['sandbox']['id']}", headers={"idempotency-key": "del"}
     )
     assert again.json() == deleted.json()
+
+
+async def test_the_limits_of_a_session_reach_the_node_and_are_shown(service: Service, node: NodeDouble) -> None:
+    sandbox = await service.create()
+    limits = {"memory_mib": 64, "cpu_s": 1.5, "open_files": 32, "processes": 8, "file_size_mib": 1}
+    path = f"/v1/sandboxes/{sandbox['id']}/sessions"
+    session = (await service.http.post(path, json={"argv": ["true"], "limits": limits})).json()["session"]
+    assert session["limits"] == limits
+    assert node.session_specs[session["id"]].limits == SessionLimits(**limits)
+    some = (await service.http.post(path, json={"argv": ["true"], "limits": {"cpu_s": 2}})).json()["session"]
+    assert some["limits"] == {"cpu_s": 2}
+    assert (await service.http.post(path, json={"argv": ["true"]})).json()["session"]["limits"] is None
 
 
 async def test_a_session_is_recorded_by_the_node_before_it_is_answered(service: Service, node: NodeDouble) -> None:
@@ -444,3 +457,48 @@ async def test_an_open_event_stream_does_not_hold_up_the_end_of_the_service(fold
         assert await anext(lines) == "retry: 500"
         began = time.monotonic()
     assert time.monotonic() - began < 4
+
+
+async def test_a_token_of_a_sandbox(service: Service, node: NodeDouble) -> None:
+    sandbox = await service.create()
+    path = f"/v1/sandboxes/{sandbox['id']}/tokens"
+    answer = await service.http.post(path, json={"scopes": ["ports", "files", "ports"], "ttl_s": 60})
+    assert answer.status_code == 201
+    made = answer.json()
+    assert made["scopes"] == ["files", "ports"]
+    assert made["sandbox_id"] == sandbox["id"]
+    assert made["data_plane_url"] == node.attach_url
+    assert made["port_url"] == f"http://{{port}}-{sandbox['id']}.localhost:7071/"
+    assert node.configured is not None
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    keys = {key.key_id: Ed25519PublicKey.from_public_bytes(key.public) for key in node.configured.token_keys}
+    claims = tokens.verify(made["token"], keys)
+    assert (claims.sandbox_id, claims.session_id, claims.project) == (sandbox["id"], None, "default")
+    assert (claims.token_id, claims.scopes) == (made["token_id"], {"files", "ports"})
+    assert time.time() < claims.expires_at == made["expires_at"] <= time.time() + 60
+    hour = (await service.http.post(path, json={"scopes": ["sessions"]})).json()
+    assert time.time() + 3500 < hour["expires_at"] <= time.time() + 3600
+
+    for bad, field in (
+        ({"scopes": []}, "scopes"),
+        ({"scopes": ["write"]}, "scopes[0]"),
+        ({"scopes": ["files"], "ttl_s": 0.5}, "ttl_s"),
+        ({"scopes": ["files"], "ttl_s": 86_401}, "ttl_s"),
+    ):
+        refused = await service.http.post(path, json=bad)
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_field")
+        assert refused.json()["field"] == field
+    await service.http.post(f"/v1/sandboxes/{sandbox['id']}/stop", headers={"prefer": "wait=20"})
+    assert (await service.http.post(path, json={"scopes": ["files"]})).status_code == 201
+
+    async with service.http.stream("GET", f"/v1/events?after=0&subject={sandbox['id']}") as events:
+        async for line in events.aiter_lines():
+            if line.startswith("data:") and '"token.created"' in line:
+                data = json.loads(line.removeprefix("data:"))["data"]
+                break
+    assert (data["token"], data["scopes"]) == (made["token_id"], ["files", "ports"])
+    assert made["token"] not in json.dumps(data)
+    await service.http.request("DELETE", f"/v1/sandboxes/{sandbox['id']}", headers={"prefer": "wait=20"})
+    gone = await service.http.post(path, json={"scopes": ["files"]})
+    assert (gone.status_code, gone.json()["code"]) == (410, "sandbox_deleted")

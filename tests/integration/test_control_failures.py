@@ -94,6 +94,27 @@ async def test_a_create_that_fails_says_why_and_can_be_started_again(service: Se
     assert node.calls[-1] == "sandbox.create"
 
 
+async def test_a_sandbox_that_never_came_to_be_can_be_stopped_and_started(service: Service, node: NodeDouble) -> None:
+    async def full(_: Any) -> None:
+        raise HostExhausted("host_disk_full", "The host's disk is full.", "Free some space.")
+
+    node.hooks["sandbox.create"] = full
+    answer = await service.http.post("/v1/sandboxes", json={"template": "seed"}, headers={"prefer": "wait=20"})
+    sandbox = answer.json()["sandbox"]
+    assert (sandbox["state"], sandbox["cause"]) == ("failed", "operation_failed")
+    stopped = await service.http.post(f"/v1/sandboxes/{sandbox['id']}/stop", headers={"prefer": "wait=20"})
+    assert (stopped.json()["operation"]["status"], stopped.json()["sandbox"]["state"]) == ("succeeded", "stopped")
+    await node.die()
+    await node.start()
+    async with asyncio.timeout(WITHIN):
+        while node.calls.count("events.subscribe") < 2:  # what is stored and what the node has were compared before
+            await asyncio.sleep(0.01)
+    assert (await service.get(sandbox["id"]))["state"] == "stopped"
+    del node.hooks["sandbox.create"]
+    again = await service.http.post(f"/v1/sandboxes/{sandbox['id']}/start", headers={"prefer": "wait=20"})
+    assert again.json()["sandbox"]["state"] == "running"
+
+
 async def test_a_pause_that_fails_leaves_what_the_node_sees(service: Service, node: NodeDouble) -> None:
     sandbox = await service.create()
 

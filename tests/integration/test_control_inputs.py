@@ -103,6 +103,46 @@ async def test_a_body_that_is_no_json_is_refused(service: Service, octets: bytes
         check(answer, 400, "invalid_json")
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", "json", ""])
+async def test_a_body_that_says_it_is_no_json_is_refused(service: Service, kind: str) -> None:
+    answer = await service.http.post("/v1/sandboxes", content=b'{"template": "seed"}', headers={"content-type": kind})
+    assert check(answer, 415, "unsupported_media_type")["allowed"] == ["application/json"]
+    assert (await service.http.get("/v1/sandboxes")).json()["sandboxes"] == []
+
+
+@pytest.mark.parametrize("kind", [None, "application/json", "Application/JSON; charset=utf-8"])
+async def test_a_body_that_says_it_is_json_is_read(service: Service, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    answer = await service.http.post("/v1/sandboxes", content=b'{"template": "seed"}', headers=headers)
+    assert answer.status_code == 202, answer.text
+
+
+NESTED: list[tuple[dict[str, Any], str, str, Any]] = [
+    ({"pty": {"colour": 1}}, "unknown_field", "pty.colour", ["rows", "cols"]),
+    ({"pty": {"a` - at `$.b": 1}}, "unknown_field", "pty.a` - at `$.b", ["rows", "cols"]),
+    ({"pty": {"rows": "x"}}, "invalid_field", "pty.rows", {"type": "integer", "minimum": 1, "maximum": 1000}),
+    ({"pty": {"rows": 0}}, "invalid_field", "pty.rows", {"type": "integer", "minimum": 1, "maximum": 1000}),
+]
+
+
+@pytest.mark.parametrize(("more", "code", "field", "allowed"), NESTED)
+async def test_a_bad_field_within_another_is_named(
+    service: Service, more: dict[str, Any], code: str, field: str, allowed: Any
+) -> None:
+    sandbox = await service.create()
+    answer = await service.http.post(f"/v1/sandboxes/{sandbox['id']}/sessions", json={"argv": ["true"], **more})
+    problem = check(answer, 422, code)
+    assert (problem["field"], problem["allowed"]) == (field, allowed)
+
+
+@pytest.mark.parametrize(
+    "octets", [b'{"template": "\\ud800"}', b'{"template": "\\udc00"}', b'{"template": "\\ud800x"}']
+)
+async def test_half_a_surrogate_pair_is_named_as_such(service: Service, octets: bytes) -> None:
+    problem = check(await service.http.post("/v1/sandboxes", content=octets), 400, "invalid_json")
+    assert "surrogate" in problem["cause"]
+
+
 @pytest.mark.parametrize("octets", [b"[]", b"null", b'"seed"', b"7", b"[" * 100_000])
 async def test_a_body_that_is_no_object_is_refused(service: Service, octets: bytes) -> None:
     check(await service.http.post("/v1/sandboxes", content=octets), 422, "invalid_field")
@@ -257,6 +297,11 @@ BAD_SESSIONS: list[tuple[dict[str, Any], str]] = [
     ({"argv": ["a"], "timeout_s": 0}, "timeout_s"),
     ({"argv": ["a"], "timeout_s": -1}, "timeout_s"),
     ({"argv": ["a"], "retain_s": -1}, "retain_s"),
+    ({"argv": ["a"], "limits": {"memory_mib": 1}}, "limits.memory_mib"),
+    ({"argv": ["a"], "limits": {"cpu_s": 0}}, "limits.cpu_s"),
+    ({"argv": ["a"], "limits": {"processes": 0}}, "limits.processes"),
+    ({"argv": ["a"], "limits": {"open_files": "many"}}, "limits.open_files"),
+    ({"argv": ["a"], "limits": {"file_size_mib": -1}}, "limits.file_size_mib"),
     ({"argv": ["a"], "env": {"": "x"}}, "env."),
     ({"argv": ["a"], "stdin": "yes"}, "stdin"),
 ]
@@ -268,8 +313,8 @@ async def test_bad_sessions(service: Service, node: NodeDouble) -> None:
     for body, field in BAD_SESSIONS:
         problem = check(await service.http.post(path, json=body), 422, "invalid_field")
         assert problem["field"] == field, body
-    problem = check(await service.http.post(path, json={"argv": ["a"], "limits": {}}), 422, "unknown_field")
-    assert problem["field"] == "limits"
+    problem = check(await service.http.post(path, json={"argv": ["a"], "ulimits": {}}), 422, "unknown_field")
+    assert problem["field"] == "ulimits"
     assert node.sessions == {}
 
 

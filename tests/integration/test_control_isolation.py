@@ -10,7 +10,7 @@ from tests.support.control_fixtures import folder, node, service
 from tests.support.control_service import WITHIN, Service, in_process
 from tests.support.node_double import NodeDouble
 
-from hatchway.control import nodes, reconciler
+from hatchway.control import nodes, reconciler, templates
 from hatchway.control.main import ControlConfig, UnixNode
 from hatchway.domain.errors import HostExhausted, Unavailable
 from hatchway.domain.lifecycle import State
@@ -107,6 +107,16 @@ async def test_a_node_that_does_not_answer_keeps_no_other_from_the_truth(
             node.hooks["sandbox.list"] = hang
             second.boxes[sandbox["id"]] = msgspec.structs.replace(second.boxes[sandbox["id"]], state=State.PAUSED)
             await service.until(sandbox["id"], state="paused")
+            # Nor does it hide the templates of the others.
+            monkeypatch.setattr(templates, "LIST_WITHIN_S", 0.2)
+            node.hooks["template.list"] = node.hooks["template.resolve"] = hang
+            listed = await service.http.get("/v1/templates")
+            assert [one["name"] for one in listed.json()["templates"]] == ["seed"]
+            assert (await service.http.get("/v1/templates/seed:latest")).status_code == 200
+            second.hooks["template.list"] = second.hooks["template.resolve"] = hang
+            for path in ("/v1/templates", "/v1/templates/seed:latest"):
+                silent = await service.http.get(path)
+                assert (silent.status_code, silent.json()["code"]) == (503, "node_timeout")
             # Nor does it keep another from being connected again.
             await second.die()
             second.boxes[sandbox["id"]] = msgspec.structs.replace(second.boxes[sandbox["id"]], state=State.RUNNING)

@@ -627,7 +627,7 @@ async def _list_twice(end: GuestEnd, hello: Fields) -> None:
 
 async def _list_without_end(end: GuestEnd, hello: Fields) -> None:
     end.acknowledge(hello)
-    for number in range(1, channel.MAX_PROCESSES + 2):
+    for number in range(1, channel.MAX_LISTED + 2):
         end.proc(number, f"k{number}")
 
 

@@ -9,13 +9,14 @@ import signal
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from launcher_harness import WITHIN, Site, site, until
 
-from hatchway.launcher import records
+from hatchway.launcher import devices, records
 from hatchway.node.vmm.seam import ExitStatus, LaunchRefused, VmmDied
 from hatchway.node.vmm.shim import ShimError
 
@@ -236,6 +237,69 @@ async def test_is_limited(here: Site, tmp_path: Path) -> None:
     async with asyncio.timeout(WITHIN):
         assert await shim.watch() == ExitStatus(signal=9)
     await shim.close()
+
+
+async def test_an_end_for_lack_of_memory_is_counted_until_the_vm_is_forgotten(here: Site) -> None:
+    vm = await here.start_vm(memory_limit_mib=48)
+    before = await here.client.inspect_vm(vm.sandbox_id)
+    assert (before.oom_kills, before.memory_limit_bytes) == (0, 48 << 20)
+    assert 0 < before.memory_bytes <= before.memory_peak_bytes
+    assert before.processes >= 2
+    shim = await here.shim_of(vm)
+    (await here.talk(vm)).tell("hog 200")
+    async with asyncio.timeout(WITHIN):
+        assert await shim.watch() == ExitStatus(signal=9)
+    await shim.close()
+    here.kill9()  # a launcher that came up since can still tell it
+    here.start()
+    assert (await here.client.inspect_vm(vm.sandbox_id)).oom_kills >= 1
+    await here.client.kill_vm(vm.sandbox_id)
+    await here.client.forget_vm(vm.sandbox_id)
+    assert (await here.client.inspect_vm(vm.sandbox_id)).oom_kills == 0
+
+
+async def test_all_vms_together_are_bounded(tmp_path: Path) -> None:
+    """Two VMs within their own bounds are more than the installation gives: one ends, the launcher's own processes do not."""
+    async with site("--stock", "0", "--memory-mib", "96") as here:
+        vms = [await here.start_vm(memory_limit_mib=80) for _ in range(2)]
+        talks = [await here.talk(vm) for vm in vms]
+        shims = [await here.shim_of(vm) for vm in vms]
+        ends = [asyncio.create_task(shim.watch()) for shim in shims]
+        for talk in talks:
+            talk.tell("hog 64")
+        async with asyncio.timeout(WITHIN):
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        kills = [(await here.client.inspect_vm(vm.sandbox_id)).oom_kills for vm in vms]
+        assert sum(kills) >= 1
+        for task, shim in zip(ends, shims, strict=True):
+            task.cancel()
+            await shim.close()
+
+
+async def test_input_and_output_are_bounded(here: Site) -> None:
+    """Only writes that reach the disk are held: those that stay in the page cache are the memory's matter."""
+    if not (await here.client.hello()).io_limits:
+        pytest.skip("no controller of input and output here")
+    path = here.folder / "disk"
+    disk = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DSYNC)
+    name = devices.disk_of(os.fstat(disk).st_dev)
+    if not name:
+        pytest.skip("the file system has no disk of its own")
+    bps = 4 << 20
+    vm = await here.start_vm(disk, io_bps=bps, io_iops=700)
+    os.close(disk)
+    said = "".join(
+        file.read_text()
+        for folder in here.cgroups()
+        for file in (*folder.glob("blkio.throttle.*_device"), *folder.glob("io.max"))
+    )
+    assert name in said
+    assert str(bps) in said
+    assert "700" in said
+    talk = await here.talk(vm)
+    began = time.monotonic()
+    assert await talk.errno("pour 20 12") == 0
+    assert time.monotonic() - began > 1.5, "12 MiB passed at more than twice 4 MiB/s"
 
 
 async def test_a_file_larger_than_its_bound_ends_the_vmm(here: Site, tmp_path: Path) -> None:

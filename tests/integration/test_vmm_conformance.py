@@ -16,9 +16,13 @@ from pathlib import Path
 import pytest
 from vmm_harness import DRIVERS, SHAPE, WITHIN_S, Ground, Stand, standing
 
+from hatchway.domain.lifecycle import Cause, State
 from hatchway.domain.shapes import Shape
+from hatchway.node.endings import ended_by
+from hatchway.node.guest.seam import LinkLost
 from hatchway.node.vmm.seam import (
     Baked,
+    ExitStatus,
     LaunchRefused,
     SnapshotMismatch,
     VmmDied,
@@ -69,6 +73,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- bounds of the host
+
+
+async def test_a_vmm_beyond_its_memory_is_known_to_have_run_out_of_it(stand: Stand, baked: Baked) -> None:
+    """Its share is so small here that the guest's memory alone exceeds the cgroup's bound."""
+    stand.driver.overhead_mib = lambda shape: 96 - shape.memory_mib  # type: ignore[method-assign]
+    guest = await stand.restored(baked)
+    with contextlib.suppress(AssertionError, TimeoutError, LinkLost):
+        await guest.sh("head -c 200M /dev/zero | tail", within=60.0)
+    async with asyncio.timeout(WITHIN_S):
+        await guest.vm.ended.wait()
+    assert guest.vm.exit == ExitStatus(signal=9, out_of_memory=True)
+    assert ended_by(guest.vm.exit)[:2] == (State.FAILED, Cause.OUT_OF_MEMORY)
+    again = await stand.make_driver()
+    with pytest.raises(VmmDied) as died:  # so does a node that finds it after a restart
+        await again.adopt(guest.vm.spec)
+    assert died.value.status == guest.vm.exit
 
 
 # -- starting

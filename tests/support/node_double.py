@@ -120,6 +120,7 @@ class NodeDouble:
                     version="0",
                     boot_id="boot",
                     attach_url=self.attach_url,
+                    port_url="http://{port}-{sandbox}.localhost:7071/",
                     isolation=self.isolation,
                     vmm="double",
                     cpus=2,

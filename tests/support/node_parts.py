@@ -19,8 +19,23 @@ from hatchway.wire.node import SandboxSpec
 DIGEST = "sha256:" + "5eed" * 16
 
 
+class Room:
+    """Has room for everything; notes who asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def check_create(self, shape: Shape, overhead_mib: int, holdings: Any) -> None:
+        self.asked.append("create")
+
+    def check_start(self, shape: Shape, overhead_mib: int, holdings: Any) -> None:
+        self.asked.append("start")
+
+
 class Machine:
     """A VM that runs until it is told otherwise."""
+
+    pid = 0
 
     def __init__(self, spec: Any, launcher: "Launcher") -> None:
         self.spec = spec
@@ -206,12 +221,13 @@ class Images:
 class Node:
     """A node's core on played parts. `restart` makes a new one over the same folder and machines."""
 
-    def __init__(self, root: Path, monkeypatch: Any) -> None:
+    def __init__(self, root: Path, monkeypatch: Any, room: Any = None) -> None:
         self.root = root
         self.launcher = Launcher()
         self.links: list[Link] = []
         self.connects: Callable[[], Any] | None = None
         self.boot_id = "boot-1"
+        self.room: Any = room or Room()
         self.seen: list[Any] = []
         monkeypatch.setattr(sandbox_module, "connect", self._connect)
         self._make()
@@ -236,6 +252,7 @@ class Node:
             baker=Baker(),  # type: ignore[arg-type]
             sessions=self.sessions,  # type: ignore[arg-type]
             events=events,
+            capacity=self.room,
             drop=lambda sandbox_id: self.sandboxes.drop(sandbox_id),
         )
         self.sandboxes = Sandboxes(self.context)

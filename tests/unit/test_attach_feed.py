@@ -31,6 +31,7 @@ def session(tmp_path: Path) -> Session:
         later=lambda delay, action: NoTimer(),
         soon=lambda action: None,
         link_of=lambda sandbox_id: None,
+        crowded=lambda _: None,
         published=lambda session: None,
     )
     return Session(tmp_path, Record(spec=spec, created_at=0.0), Spool(tmp_path, LIMITS.spool), around)

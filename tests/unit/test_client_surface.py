@@ -13,7 +13,7 @@ NAMES = """
 AsyncHatchway AsyncSandbox AsyncSession BadAnswer CommandFailed Conflict ConnectionFailed End Exhausted Exit Forbidden Gap
 Gone Hatchway HatchwayError HeadTooLarge HostExhausted Internal InvalidRequest Key NewKey NotFound Operation OperationError
 OperationFailed Output OutputLimit Result Sandbox SandboxInfo ServiceEvent Session SessionEvent SessionInfo Started
-StreamLost StreamName Template TooLarge Unauthenticated Unavailable Unprocessable Usage WaitTimeout
+StreamLost StreamName Template TooLarge Unauthenticated Unavailable Unprocessable UnsupportedMedia Usage WaitTimeout
 """
 
 METHODS = {

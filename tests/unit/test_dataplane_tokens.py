@@ -1,13 +1,20 @@
 """Who is let in, and whose streams are ended."""
 
+import asyncio
+import contextlib
+import time
+from typing import Any, cast
+
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hatchway.domain.errors import Forbidden, Unauthenticated
-from hatchway.node.dataplane.tokens import TokenChecker, may_use_sandbox, may_use_session
+from hatchway.domain.errors import Forbidden, Unauthenticated, Unavailable
+from hatchway.node.dataplane.limits import PlaneLimits
+from hatchway.node.dataplane.plane import Plane
+from hatchway.node.dataplane.tokens import TokenChecker, may_use_sandbox, may_use_scope, may_use_session
 from hatchway.wire.node import Configure, TokenKey
-from hatchway.wire.tokens import Signer
+from hatchway.wire.tokens import Claims, Signer
 
 SANDBOX, SESSION = "a" * 20, "s" * 20
 KEY = Ed25519PrivateKey.generate()
@@ -86,3 +93,58 @@ def test_an_older_generation_is_refused() -> None:
     checker.check(f"Bearer {token(3)}")
     checker.require_generation(SANDBOX, 0)
     checker.check(f"Bearer {token(2)}")
+
+
+def test_a_newer_generation_is_told_once() -> None:
+    checker = TokenChecker()
+    told: list[tuple[str, int]] = []
+    checker.on_generation(lambda sandbox_id, generation: told.append((sandbox_id, generation)))
+    for generation in (2, 2, 3, 0):
+        checker.require_generation(SANDBOX, generation)
+    assert told == [(SANDBOX, 2), (SANDBOX, 3)]
+
+
+def test_a_token_of_a_session_has_no_scope_of_its_sandbox() -> None:
+    checker = TokenChecker()
+    configure(checker)
+    claims = checker.check(f"Bearer {token()}")
+    for scope in ("sessions", "files", "ports"):
+        with pytest.raises(Forbidden, match="wrong_scope"):
+            may_use_scope(claims, scope)
+    of_sandbox = checker.check(f"Bearer {token(session_id=None)}")
+    may_use_scope(of_sandbox, "sessions")
+    with pytest.raises(Forbidden, match="wrong_scope"):
+        may_use_scope(of_sandbox, "ports")
+
+
+async def test_what_was_opened_ends_with_the_right_to_it() -> None:
+    checker = TokenChecker()
+    configure(checker)
+    plane = Plane(cast(Any, None), checker, cast(Any, None), PlaneLimits())
+    told: list[tuple[str, str]] = []
+
+    def claims(name: str, *, sandbox_id: str = SANDBOX, left_s: float = 60) -> Claims:
+        return Claims(
+            token_id=name,
+            project="p",
+            sandbox_id=sandbox_id,
+            session_id=None,
+            scopes=frozenset(),
+            generation=1,
+            expires_at=time.time() + left_s,
+        )
+
+    with contextlib.ExitStack() as stack:
+        ended = asyncio.Event()
+        for one in (claims("revoked"), claims("old"), claims("other", sandbox_id="b" * 20)):
+            stack.enter_context(plane.opened(one, lambda why, name=one.token_id: told.append((name, why))))  # type: ignore[misc]
+        stack.enter_context(plane.opened(claims("short", left_s=0.01), lambda _: ended.set()))
+        configure(checker, "revoked")
+        checker.require_generation(SANDBOX, 2)
+        async with asyncio.timeout(20):
+            await ended.wait()
+        plane.close()
+        assert told == [("revoked", "revoked"), ("old", "superseded"), ("other", "shutdown")]
+    assert not plane.streams
+    with pytest.raises(Unavailable, match="closing"), plane.opened(claims("late"), ended.set):  # type: ignore[arg-type]
+        pass

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from hatchway.launcher import cgroups
+from hatchway.launcher import cgroups, devices
 from hatchway.launcher.cgroups import Cgroups, Limits, SlotCgroup
 
 
@@ -11,7 +11,6 @@ def test_limits_on_version_1_and_2() -> None:
     limits = Limits(2, 300)
     assert limits.files("v2") == [
         ("", "memory.max", str(300 << 20)),
-        ("", "memory.swap.max", str(300 << 20)),
         ("", "pids.max", "96"),
         ("", "cpu.weight", "200"),
         ("", "cpu.max", "250000 100000"),
@@ -23,6 +22,24 @@ def test_limits_on_version_1_and_2() -> None:
         "cpu.cfs_period_us": "100000",
         "cpu.cfs_quota_us": "250000",
     }
+
+
+def test_bounds_that_not_every_kernel_has() -> None:
+    limits = Limits(2, 300, io_bps=1000, io_iops=50, disks=("8:0", "259:0"))
+    assert limits.optional_files("v2") == [
+        ("", "memory.swap.max", str(300 << 20)),
+        ("", "io.weight", "default 200"),
+        ("", "io.max", "8:0 rbps=1000 wbps=1000 riops=50 wiops=50"),
+        ("", "io.max", "259:0 rbps=1000 wbps=1000 riops=50 wiops=50"),
+    ]
+    assert Limits(1, 1, io_iops=5, disks=("8:0",)).optional_files("v2")[-1] == ("", "io.max", "8:0 riops=5 wiops=5")
+    assert Limits(1, 1, disks=("8:0",)).optional_files("v1") == [("blkio", "blkio.bfq.weight", "100")]
+    assert limits.optional_files("v1")[1:5] == [
+        ("blkio", "blkio.throttle.read_bps_device", "8:0 1000"),
+        ("blkio", "blkio.throttle.write_bps_device", "8:0 1000"),
+        ("blkio", "blkio.throttle.read_iops_device", "8:0 50"),
+        ("blkio", "blkio.throttle.write_iops_device", "8:0 50"),
+    ]
 
 
 def test_says_why_there_are_none(tmp_path: Path) -> None:
@@ -54,7 +71,7 @@ def test_takes_the_first_that_can_be_used(tmp_path: Path) -> None:
     assert os.listdir(good) == []
 
 
-def test_every_bound_but_that_of_swap_must_be_there(tmp_path: Path) -> None:
+def test_every_bound_that_every_kernel_has_must_be_there(tmp_path: Path) -> None:
     slot = SlotCgroup("v2", {"": str(tmp_path)})
     for name in ("memory.max", "pids.max", "cpu.weight", "cpu.max"):
         with pytest.raises(FileNotFoundError):
@@ -64,6 +81,62 @@ def test_every_bound_but_that_of_swap_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "memory.swap.max").touch()
     slot.limit(Limits(1, 64))
     assert (tmp_path / "memory.swap.max").read_text() == str(64 << 20)
+
+
+def test_what_a_version_2_tree_counts_and_takes(tmp_path: Path) -> None:
+    """Plain files stand in for the kernel's: the machines that run the tests may have no version 2."""
+    base = tmp_path / "hatchway" / "x"
+    base.mkdir(parents=True)
+    for folder in (tmp_path, base.parent, base):
+        for name in ("cgroup.procs", "memory.max"):
+            (folder / name).touch()
+        (folder / "cgroup.subtree_control").write_text("memory pids cpu io")
+    found = Cgroups("x", [("v2", {"": str(tmp_path)})], memory_mib=77)
+    assert (found.version, found.io) == ("v2", True)
+    assert (base / "memory.max").read_text() == str(77 << 20)
+    slot = found.slot(1)
+    slot.make()
+    folder = base / "slot-1"
+    for name in ("memory.max", "pids.max", "cpu.weight", "cpu.max", "io.max"):
+        (folder / name).touch()
+    slot.limit(Limits(1, 64, io_bps=5, disks=("8:0",)))
+    assert (folder / "io.max").read_text() == "8:0 rbps=5 wbps=5"
+    assert slot.usage() == cgroups.Usage(memory_limit=64 << 20)
+    (folder / "memory.current").write_text("1234\n")
+    (folder / "pids.current").write_text("3\n")
+    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 2\noom_kill 1\n")
+    used = slot.usage()
+    assert (used.memory, used.processes, used.oom_kills) == (1234, 3, 1)
+
+
+def test_version_1_does_without_the_controller_of_input_and_output(tmp_path: Path) -> None:
+    mounts = {name: str(tmp_path / name) for name in ("memory", "pids", "cpu", "blkio")}
+    for name in ("memory", "pids", "cpu"):
+        (tmp_path / name / "hatchway" / "x").mkdir(parents=True)
+        (tmp_path / name / "hatchway" / "x" / "cgroup.procs").touch()
+    (tmp_path / "memory" / "hatchway" / "x" / "memory.limit_in_bytes").touch()
+    found = Cgroups("x", [("v1", mounts)], memory_mib=5)
+    assert (found.version, found.io) == ("v1", False)
+    assert (tmp_path / "memory" / "hatchway" / "x" / "memory.limit_in_bytes").read_text() == str(5 << 20)
+    (tmp_path / "memory" / "hatchway" / "x" / "slot-0").mkdir()
+    (tmp_path / "memory" / "hatchway" / "x" / "slot-0" / "memory.oom_control").write_text(
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n"
+    )
+    assert found.slot(0).usage().oom_kills == 4
+
+
+def test_a_file_leads_to_its_whole_disk(tmp_path: Path) -> None:
+    block = tmp_path / "devices" / "sda"
+    (block / "sda1").mkdir(parents=True)
+    (block / "dev").write_text("8:0\n")
+    (block / "sda1" / "partition").write_text("1\n")
+    (tmp_path / "dev" / "block").mkdir(parents=True)
+    (tmp_path / "dev" / "block" / "8:0").symlink_to(block)
+    (tmp_path / "dev" / "block" / "8:1").symlink_to(block / "sda1")
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("21 1 0:33 / /data rw - btrfs /dev/null rw\n22 1 0:34 / /tmp rw - tmpfs tmpfs rw\n")
+    for device, disk in (((8, 1), "8:0"), ((8, 0), "8:0"), ((9, 9), ""), ((0, 33), ""), ((0, 34), ""), ((0, 99), "")):
+        assert devices.disk_of(os.makedev(*device), tmp_path, mounts) == disk
 
 
 def test_kills_what_is_in_it_and_not_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,11 +41,13 @@ def test_nothing_leads_out_of_deleted_and_create_is_never_offered() -> None:
     assert all(Verb.CREATE not in verbs_from(state) for state in State)
 
 
-@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.MEMORY_LOST])
-def test_what_happens_unasked_happens_to_living_machines_only(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", list(Cause))
+def test_what_happens_unasked_leads_to_a_state_with_a_way_out(cause: Cause) -> None:
     rule = CAUSES[cause]
-    assert rule.sources == {State.RUNNING, State.PAUSED}
-    assert rule.target in (State.STOPPED, State.FAILED)
+    assert State.DELETED not in rule.sources
+    if cause not in (Cause.OPERATION_FAILED, Cause.DISK_LOST, Cause.MEMORY_LOST):
+        assert rule.sources == {State.RUNNING, State.PAUSED}, "it happens to living machines only"
+    assert rule.target in (State.STOPPED, State.FAILED, State.SUSPENDED)
 
 
 def test_memory_is_lost_by_stop_and_kept_by_pause() -> None:

@@ -14,10 +14,11 @@ from tests.support.node_parts import Node
 
 from hatchway.domain.errors import Conflict, Gone, HatchwayError, Internal, Unavailable
 from hatchway.domain.ids import new_id
-from hatchway.domain.lifecycle import State
+from hatchway.domain.lifecycle import Cause, State
 from hatchway.node import record as records
 from hatchway.node import sandbox as sandbox_module
 from hatchway.node import sandboxes as sandboxes_module
+from hatchway.node.endings import ended_by
 from hatchway.node.guest.seam import LinkLost
 from hatchway.node.vmm.seam import ExitStatus, LauncherUnavailable, VmmTimeout
 from hatchway.wire.node import SandboxSpec
@@ -27,7 +28,6 @@ WITHIN = 10.0
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr(sandboxes_module.capacity, "check", lambda *_: None)
     return Node(tmp_path, monkeypatch)
 
 
@@ -209,6 +209,44 @@ async def test_a_death_right_behind_a_pause_is_not_overwritten(node: Node) -> No
 
 
 # -- verbs that fail
+
+
+@pytest.mark.parametrize("verb", ["create", "start"])
+@pytest.mark.parametrize(
+    ("ends", "cause"),
+    [
+        (ExitStatus(signal=9), "vmm_died"),
+        (ExitStatus(code=0, guest_reset=True), "operation_failed"),
+        (None, "operation_failed"),
+    ],
+)
+async def test_a_machine_that_does_not_come_up_says_whether_it_died(
+    node: Node, monkeypatch: pytest.MonkeyPatch, verb: str, ends: ExitStatus | None, cause: str
+) -> None:
+    monkeypatch.setattr(sandbox_module, "END_SEEN_WITHIN_S", 0.0 if ends is None else 20.0)
+    spec = node.spec()
+    if verb == "start":
+        await node.sandboxes.create(spec)
+        await node.sandboxes.get(spec.sandbox_id).stop("", 0.0)
+
+    async def fall_silent() -> None:
+        if ends is not None:  # the end of the machine is seen a little later than the silence of its agent
+            asyncio.get_running_loop().call_later(0.01, node.launcher.machines[spec.sandbox_id].end, ends)
+        raise LinkLost("its agent is silent")
+
+    node.launcher.hooks["setup"] = fall_silent
+    comes_up = (
+        node.sandboxes.start(node.sandboxes.get(spec.sandbox_id)) if verb == "start" else node.sandboxes.create(spec)
+    )
+    with pytest.raises(HatchwayError):
+        await comes_up
+    seen = node.sandboxes.get(spec.sandbox_id).observed()
+    assert (seen.state, seen.cause) == ("failed", cause)
+
+
+def test_a_guest_that_reset_itself_did_not_power_off() -> None:
+    assert ended_by(ExitStatus(code=0, guest_reset=True))[:2] == (State.STOPPED, Cause.GUEST_RESET)
+    assert ended_by(ExitStatus(code=0, guest_shutdown=True))[:2] == (State.STOPPED, Cause.GUEST_POWER_OFF)
 
 
 @pytest.mark.parametrize("hook", ["kill_vm", "forget_vm"])

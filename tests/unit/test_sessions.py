@@ -3,7 +3,7 @@
 import asyncio
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +17,15 @@ from hatchway.node.guest.seam import (
     GuestError,
     LinkLost,
     Proc,
+    ProcessLimits,
     ProcessSink,
     ProcessState,
     Spawn,
 )
 from hatchway.node.sessions.session import Limits, Session
 from hatchway.node.sessions.sessions import Sessions
-from hatchway.node.sessions.spool import SpoolLimits
-from hatchway.wire.node import SessionSpec, SessionStatus
+from hatchway.node.sessions.spool import Gap, SpoolLimits
+from hatchway.wire.node import SessionLimits, SessionSpec, SessionStatus
 
 SANDBOX = "a" * 20
 LIMITS = Limits(spool=SpoolLimits(keep=64 * 1024, segment=4096, disk_reserve=0), followers=3, per_sandbox=5)
@@ -59,6 +60,12 @@ class Timer:
     def cancel(self) -> None:
         if self in self.clock.timers:
             self.clock.timers.remove(self)
+
+
+async def chores(house: "House") -> None:
+    """Waits for what is removed in the background."""
+    while house.sessions._chores:
+        await asyncio.wait(house.sessions._chores)
 
 
 async def settle() -> None:
@@ -130,6 +137,7 @@ class House:
     folder: Path
     clock: Clock = field(default_factory=Clock)
     heard: list[SessionStatus] = field(default_factory=list)
+    limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
         self.open()
@@ -137,7 +145,7 @@ class House:
     def open(self) -> None:
         """As a node that starts; a former one is taken for killed."""
         self.sessions = Sessions(
-            self.folder, self.heard.append, limits=LIMITS, now=lambda: self.clock.now, later=self.clock.later
+            self.folder, self.heard.append, limits=self.limits, now=lambda: self.clock.now, later=self.clock.later
         )
         self.sessions.load()
 
@@ -371,6 +379,18 @@ async def test_death_in_the_middle_of_a_start_and_a_cold_boot_do_not_start_it_ag
     assert status.exit.reason == "sandbox_lost"
 
 
+async def test_limits_reach_the_agent_in_its_units_and_survive_a_restart(house: House, agent: Agent) -> None:
+    limits = SessionLimits(memory_mib=64, cpu_s=0.25, open_files=32, processes=8, file_size_mib=0)
+    session = await house.create(limits=limits)
+    house.open()
+    session = house.again(session)
+    await house.sessions.link_up(SANDBOX, agent)  # type: ignore[arg-type]
+    await session.start(agent)  # type: ignore[arg-type]
+    assert agent.spawned[0].limits == ProcessLimits(
+        memory_bytes=64 * 2**20, cpu_ms=250, nofile=32, pids=8, fsize_bytes=0
+    )
+
+
 async def test_create_is_idempotent_and_other_specs_conflict(house: House) -> None:
     session = await house.create()
     assert await house.sessions.create(session.record.spec) == session.status()
@@ -394,6 +414,66 @@ async def test_bounds_have_clear_errors(house: House) -> None:
         await house.create(number)
     with pytest.raises(Exhausted, match="too_many_sessions"):
         await house.create(6)
+
+
+async def finished(house: House, agent: Agent, number: int, octets: bytes = b"") -> Session:
+    session = await house.running(agent, number)
+    for at in range(0, len(octets), 4096):
+        agent.write(number, 1, at, octets[at : at + 4096])
+    agent.tell(number, ProcessState.EXITED, stdout=len(octets))
+    agent.tell(number, ProcessState.CLOSED, stdout=len(octets))
+    await settle()
+    assert session.ended
+    return session
+
+
+async def test_the_oldest_that_ended_makes_room_for_a_new_session(house: House, agent: Agent) -> None:
+    running = await house.running(agent, 1)
+    read, old, kept = [await finished(house, agent, number) for number in (2, 3, 4)]
+    follower = read.follow()
+    await house.create(5)
+    await house.create(6)
+    await chores(house)
+    with pytest.raises(NotFound, match="unknown_session"):
+        house.again(old)
+    assert not old.folder.exists()
+    assert [house.again(one).status().state for one in (running, read, kept)] == ["running", "ended", "ended"]
+    await house.create(7)
+    assert follower.stopped == ""
+    await house.create(8)  # nothing else is left that ended
+    assert follower.stopped == "expired"
+    with pytest.raises(Exhausted, match="too_many_sessions"):
+        await house.create(9)
+    await chores(house)
+    house.open()
+    assert len(house.sessions.of_sandbox(SANDBOX)) == 5
+
+
+async def test_all_sessions_of_a_sandbox_share_a_budget_of_output(house: House, agent: Agent) -> None:
+    house.limits = replace(LIMITS, kept_per_sandbox=96 * 1024)
+    house.open()
+    old = await finished(house, agent, 1, bytes(40 * 1024))
+    new = await finished(house, agent, 2, bytes(40 * 1024))
+    running = await house.running(agent, 3)
+    for at in range(0, 60 * 1024, 4096):
+        agent.write(3, 1, at, bytes(4096))
+        assert sum(one.spool.kept for one in (old, new, running)) <= 96 * 1024
+    # The oldest output of the oldest that ended went, and is a gap to its end.
+    assert old.spool.kept == 0
+    assert old.spool.streams[1].locate(0) == Gap(0, 40 * 1024, "bound")
+    assert 0 < new.spool.kept < 40 * 1024
+    assert running.spool.kept == 60 * 1024
+    for at in range(60 * 1024, 400 * 1024, 4096):
+        agent.write(3, 1, at, bytes(4096))
+        assert sum(one.spool.kept for one in (old, new, running)) <= 96 * 1024
+    assert (new.spool.kept, running.spool.kept) == (32 * 1024, 64 * 1024)  # its own bound came first
+    # A restart counts what is there, and what is deleted counts no more.
+    house.open()
+    kept = house.again(running).spool.kept
+    assert 0 < kept <= 64 * 1024
+    await house.sessions.delete(running.id)
+    other = await finished(house, agent, 4, bytes(60 * 1024))
+    assert other.spool.kept == 60 * 1024
 
 
 async def test_retention(house: House, agent: Agent) -> None:

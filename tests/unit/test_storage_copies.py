@@ -245,6 +245,7 @@ async def test_a_fork_succeeds_in_part_and_says_which(database: Database) -> Non
     assert finished.operation.result is not None
     assert [one["state"] for one in finished.operation.result["branches"]] == ["running", "failed", "failed"]
     after = [await database.read(sandboxes.get, "default", one.id) for one in made]
+    assert [one.cause for one in after] == [None, "operation_failed", "operation_failed"]
     assert [one.state for one in after] == [State.RUNNING, State.FAILED, State.FAILED]
     assert all(one.operation_id is None for one in after)
     assert (after[1].reason, bool(after[2].reason)) == ("Full.", True)
@@ -266,7 +267,8 @@ async def test_a_fork_without_any_branch_failed(database: Database) -> None:
     assert finished.sandbox.state is State.RUNNING
     for one in made:
         after = await database.read(sandboxes.get, "default", one.id)
-        assert (after.state, after.reason, after.operation_id) == (State.FAILED, "Full.", None)
+        assert (after.state, after.cause, after.reason) == (State.FAILED, "operation_failed", "Full.")
+        assert after.operation_id is None
 
 
 async def test_a_branch_can_be_deleted_while_it_is_made(database: Database) -> None:

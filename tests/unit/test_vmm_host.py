@@ -1,11 +1,13 @@
 """What is learned of a host, the machine table, QEMU's command line, advisories and the probe's parts that need no VM."""
 
+import json
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from hatchway.domain.host_limits import HostLimits
 from hatchway.domain.shapes import Shape
 from hatchway.node.vmm import advisories, machines, probe, qemu_args
 from hatchway.node.vmm.host import Host
@@ -242,3 +244,20 @@ async def test_every_finding_that_is_not_ok_has_a_remedy(tmp_path: Path) -> None
     assert len({each.name for each in found}) == len(found) == 8
     for each in found:
         assert each.status == "ok" or each.remedy, each
+
+
+def test_the_disk_is_bounded_in_every_way_of_starting() -> None:
+    limits = HostLimits(disk_mib_s=3, disk_ops_s=7)
+    for options in ({"incoming": True}, {"cmdline": "quiet"}, {"incoming": True, "devices_only": True}):
+        argv = qemu_args.arguments(parts(limits=limits, **options))
+        group = json.loads(argv[argv.index("-object", argv.index("-add-fd")) + 1])
+        assert group["limits"] == {
+            "bps-total": 3 << 20,
+            "bps-total-max": 12 << 20,
+            "bps-total-max-length": 10,
+            "iops-total": 7,
+            "iops-total-max": 28,
+            "iops-total-max-length": 10,
+        }
+        assert any(f"drive={qemu_args.DISK_NODE}," in word for word in argv)
+    assert qemu_args.throttle_limits(HostLimits(disk_mib_s=0, disk_ops_s=0)) == {}

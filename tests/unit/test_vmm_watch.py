@@ -9,17 +9,26 @@ from typing import Any
 import pytest
 
 from hatchway.domain.shapes import Shape
-from hatchway.node.vmm import qemu_vm, seqpacket
-from hatchway.node.vmm.qemu_vm import Kind, QemuVm
+from hatchway.node.vmm import seqpacket, shim_vm
+from hatchway.node.vmm.qemu_vm import QemuVm
 from hatchway.node.vmm.qmp import Qmp
 from hatchway.node.vmm.seam import BootFiles, ExitStatus, VmmDied, VmmError, VmmTimeout, VmSpec
 from hatchway.node.vmm.shim import ShimClient
+from hatchway.node.vmm.shim_vm import Kind
+from hatchway.wire.launcher import VmUsage
+
+
+class Launcher:
+    """Counts nothing."""
+
+    async def inspect_vm(self, _: str) -> VmUsage:
+        return VmUsage()
 
 
 def machine(tmp_path: Path) -> QemuVm:
     boot = BootFiles(kernel=tmp_path, initrd=tmp_path, base=tmp_path, upper=tmp_path, cmdline="")
     spec = VmSpec(sandbox_id="a" * 20, generation=1, shape=Shape(), boot=boot, folder=tmp_path)
-    return QemuVm(spec, tmp_path, None, Kind("played", "emulated"))  # type: ignore[arg-type]
+    return QemuVm(spec, tmp_path, Launcher(), Kind("played", "emulated"))  # type: ignore[arg-type]
 
 
 class Shim:
@@ -44,7 +53,7 @@ class Shim:
 async def test_a_shim_that_cannot_be_asked_now_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: VmmError
 ) -> None:
-    monkeypatch.setattr(qemu_vm, "WATCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(shim_vm, "WATCH_AGAIN_S", 0.0)
     vm, shim = machine(tmp_path), Shim(trouble, trouble, ExitStatus(code=0))
     await asyncio.wait_for(vm._watch(shim), 10)  # type: ignore[arg-type]
     assert shim.answers == []

@@ -28,6 +28,7 @@ from .errors import (
     Unauthenticated,
     Unavailable,
     Unprocessable,
+    UnsupportedMedia,
     WaitTimeout,
 )
 from .events import End, Exit, Gap, Output, SessionEvent, Started, StreamName, Usage
@@ -90,6 +91,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Unprocessable",
+    "UnsupportedMedia",
     "Usage",
     "WaitTimeout",
 ]

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from . import calls, streams
 from .atransport import AsyncDriver
 from .config import find
@@ -140,9 +142,11 @@ class AsyncSandbox:
         self.info = await self._driver.run(calls.get_sandbox(self.id))
         return self.info
 
-    async def update(self, *, name: str | None = None, metadata: Mapping[str, str] | None = None) -> SandboxInfo:
-        """Changes the name or replaces the metadata."""
-        body = calls.compact(name=name, metadata=metadata)
+    async def update(
+        self, *, name: str | UnsetType | None = UNSET, metadata: Mapping[str, str] | UnsetType = UNSET
+    ) -> SandboxInfo:
+        """Changes the name (None takes it away) or replaces the metadata; what is not given stays as it is."""
+        body = calls.given(name=name, metadata=metadata)
         self.info = await self._driver.run(calls.update_sandbox(self.id, body))
         return self.info
 

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
+from msgspec import UNSET
 
 from .errors import (
     BadAnswer,
@@ -80,6 +81,11 @@ def _either(body: bytes, member: str, kind: type[T]) -> T:
 def compact(**fields: object) -> dict[str, object]:
     """Returns the fields that are not None: what the caller said."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def given(**fields: object) -> dict[str, object]:
+    """Returns the fields that the caller gave, among them those that are None."""
+    return {name: value for name, value in fields.items() if value is not UNSET}
 
 
 # Sandboxes

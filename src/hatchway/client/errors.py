@@ -9,6 +9,7 @@ HatchwayError
 ├── Conflict            409  not in this state, or not beside the operation in flight
 ├── Gone                410  it was there and is no more
 ├── TooLarge            413
+├── UnsupportedMedia    415  a body of another media type than the path takes
 ├── Unprocessable       422  well-formed but out of range
 ├── Exhausted           429  a quota or a bound was reached; later it may work
 ├── HeadTooLarge        431  the request line and the headers
@@ -89,6 +90,12 @@ class TooLarge(HatchwayError):
     """The request body or one of its parts is larger than its bound."""
 
     status = 413
+
+
+class UnsupportedMedia(HatchwayError):
+    """The request body is of a media type that the path does not take."""
+
+    status = 415
 
 
 class Unprocessable(HatchwayError):
@@ -193,6 +200,7 @@ _BY_STATUS: dict[int, type[HatchwayError]] = {
         Conflict,
         Gone,
         TooLarge,
+        UnsupportedMedia,
         Unprocessable,
         Exhausted,
         HeadTooLarge,

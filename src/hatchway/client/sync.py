@@ -7,6 +7,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from . import calls, streams
 from .config import find
 from .events import Exit, SessionEvent, StreamName
@@ -140,9 +142,11 @@ class Sandbox:
         self.info = self._driver.run(calls.get_sandbox(self.id))
         return self.info
 
-    def update(self, *, name: str | None = None, metadata: Mapping[str, str] | None = None) -> SandboxInfo:
-        """Changes the name or replaces the metadata."""
-        body = calls.compact(name=name, metadata=metadata)
+    def update(
+        self, *, name: str | UnsetType | None = UNSET, metadata: Mapping[str, str] | UnsetType = UNSET
+    ) -> SandboxInfo:
+        """Changes the name (None takes it away) or replaces the metadata; what is not given stays as it is."""
+        body = calls.given(name=name, metadata=metadata)
         self.info = self._driver.run(calls.update_sandbox(self.id, body))
         return self.info
 

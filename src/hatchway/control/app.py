@@ -22,11 +22,12 @@ from hatchway.control import (
     sessions,
     snapshots,
     templates,
+    tokens,
 )
 from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
 from hatchway.control.plane import Plane
 from hatchway.domain import problems
-from hatchway.domain.checking import decode
+from hatchway.domain.checking import decode, require_json
 from hatchway.domain.errors import Exhausted, HatchwayError, Internal, MethodNotAllowed, NotFound, Unavailable
 from hatchway.storage.rows import KeyRow
 
@@ -34,6 +35,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *sandboxes.ENDPOINTS,
     *snapshots.ENDPOINTS,
     *sessions.ENDPOINTS,
+    *tokens.ENDPOINTS,
     *operations.ENDPOINTS,
     *events.ENDPOINTS,
     *templates.ENDPOINTS,
@@ -118,6 +120,8 @@ class _Path:
         if self._plane.ending.is_set():
             raise Unavailable("closing", "The service is being stopped.", "Try again in a moment.")
         raw = await requests.read_body(request) if endpoint.body is not None else b""
+        if raw:
+            require_json(request.headers.get("content-type"))
         call: Call[Any] = Call(
             plane=self._plane,
             request=request,

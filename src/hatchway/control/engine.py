@@ -17,7 +17,7 @@ import msgspec
 from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
 from hatchway.control.verbs import LOOK_WITHIN_S, carry_out
 from hatchway.domain.errors import HatchwayError, NotFound, Unavailable
-from hatchway.domain.lifecycle import State, Verb
+from hatchway.domain.lifecycle import Cause, State, Verb
 from hatchway.storage import operations, transitions
 from hatchway.storage.database import Database
 from hatchway.storage.rows import OperationRow, SandboxRow
@@ -293,6 +293,7 @@ def lost(sandbox: SandboxRow) -> Observed:
         project=sandbox.project,
         generation=sandbox.generation,
         state=State.FAILED,
+        cause=Cause.DISK_LOST,
         reason="The node has no trace of the sandbox; its disk is gone.",
         isolation=sandbox.isolation or "emulated",
         boot_id=sandbox.boot_id,

@@ -17,7 +17,7 @@ _NAME = re.compile(r"\{([a-z_]+)\}")
 _ALWAYS = (500,)
 _AUTHENTICATED = (401, 403)
 _WITH_QUERY = (400, 422)
-_WITH_BODY = (400, 413, 422)
+_WITH_BODY = (400, 413, 415, 422)
 
 
 def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:

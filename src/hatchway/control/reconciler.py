@@ -255,6 +255,8 @@ class Reconciler:
                         ref = SandboxRef(sandbox_id=name, generation=row.generation)
                         log.warning("the deleted sandbox %s is still on its node; deleting it again", name)
                         await quietly(link.call("sandbox.delete", ref, Observed, within=DELETE_WITHIN_S))
+                elif seen is None and row.boot_id is None and row.state in (State.FAILED, State.STOPPED):
+                    continue  # it never ran: there is nothing that its node could have lost
                 elif seen is None:
                     changes.append((lost(row), row.version))
                 else:

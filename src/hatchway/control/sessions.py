@@ -15,7 +15,7 @@ from hatchway.domain.errors import Gone, HatchwayError, NotFound, Unavailable
 from hatchway.storage import sandboxes, sessions
 from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import SandboxRow, SessionRow
-from hatchway.wire.node import Empty, SessionRef, SessionSpec, SessionStatus, TerminalSize
+from hatchway.wire.node import Empty, SessionLimits, SessionRef, SessionSpec, SessionStatus, TerminalSize
 
 NODE_WAIT_S = 3.0
 CREATE_WITHIN_S = 15.0
@@ -39,6 +39,20 @@ class Terminal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cols: Annotated[int, Meta(ge=1, le=1000)] = 80
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the process and its children may use; what is not given is bounded so that others in the sandbox go on working.
+
+    `memory_mib` and `processes` hold for all of them together, `cpu_s` is their CPU time, `open_files` and `file_size_mib` (the
+    largest file that is written) hold for each.
+    """
+
+    memory_mib: Annotated[int, Meta(ge=4, le=1_048_576)] | None = None
+    cpu_s: Seconds | None = None
+    open_files: Annotated[int, Meta(ge=16, le=1_048_576)] | None = None
+    processes: Annotated[int, Meta(ge=1, le=4_194_304)] | None = None
+    file_size_mib: Annotated[int, Meta(ge=0, le=1_048_576)] | None = None
+
+
 class CreateSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One command: `argv` as it is, or `command`, which `/bin/bash -lc` runs. The process starts when somebody attaches."""
 
@@ -50,6 +64,7 @@ class CreateSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pty: Terminal | None = None
     stdin: bool = True
     timeout_s: Seconds | None = None
+    limits: Limits | None = None
     retain_s: Annotated[float, Meta(ge=0, le=7 * 24 * 3600.0)] = 3600.0
 
 
@@ -177,6 +192,7 @@ def _spec(body: CreateSession) -> SessionSpec:
         pty=None if body.pty is None else TerminalSize(rows=body.pty.rows, cols=body.pty.cols),
         stdin=body.stdin,
         timeout_s=body.timeout_s,
+        limits=None if body.limits is None else msgspec.convert(body.limits, SessionLimits, from_attributes=True),
         retain_s=body.retain_s,
     )
 

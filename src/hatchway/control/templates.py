@@ -1,5 +1,7 @@
 """/v1/templates: what sandboxes can be made from, as the nodes have it."""
 
+import asyncio
+import logging
 from typing import Annotated
 
 import msgspec
@@ -8,9 +10,11 @@ from starlette.responses import Response
 
 from hatchway.control import requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
-from hatchway.control.nodes import node_timeout
-from hatchway.domain.errors import NotFound
+from hatchway.control.nodes import NodeLink, node_timeout
+from hatchway.domain.errors import HatchwayError, NotFound, Unavailable
 from hatchway.wire.node import Empty, ResolveTemplate, TemplateList, TemplateRelease
+
+log = logging.getLogger(__name__)
 
 NODE_WAIT_S = 3.0
 LIST_WITHIN_S = 10.0
@@ -28,12 +32,11 @@ async def list_(call: Call[NoBody]) -> Response:
     query: ListTemplates = call.query
     await call.plane.nodes.wait(None, within=NODE_WAIT_S)
     found: dict[tuple[str, str, str], TemplateRelease] = {}
-    for link in call.plane.nodes.ready():
-        try:
-            listed = await link.call("template.list", Empty(), TemplateList, within=LIST_WITHIN_S)
-        except TimeoutError:
-            raise node_timeout() from None
-        for release in listed.templates:
+    answers = await asyncio.gather(*(_releases(link) for link in call.plane.nodes.ready()))
+    if answers and all(listed is None for listed in answers):
+        raise node_timeout()
+    for listed in answers:
+        for release in listed or ():
             found[release.name, release.tag, release.digest] = release
     ordered = sorted(found)
     after = requests.decode_cursor(query.cursor)
@@ -46,11 +49,21 @@ async def list_(call: Call[NoBody]) -> Response:
     )
 
 
+async def _releases(link: NodeLink) -> tuple[TemplateRelease, ...] | None:
+    """What one node has; None from one that does not answer, which hides nothing of the others'."""
+    try:
+        return (await link.call("template.list", Empty(), TemplateList, within=LIST_WITHIN_S)).templates
+    except (HatchwayError, TimeoutError) as error:
+        log.warning("the templates of node %s are not known now: %r", link.node_id, error)
+        return None
+
+
 async def get(call: Call[NoBody]) -> Response:
     """Shows the release behind a reference."""
     await call.plane.nodes.wait(None, within=NODE_WAIT_S)
     reference = call.path["reference"][:512]
     missing: NotFound | None = None
+    silent = False
     for link in call.plane.nodes.ready():
         try:
             release = await link.call(
@@ -58,10 +71,12 @@ async def get(call: Call[NoBody]) -> Response:
             )
         except NotFound as error:
             missing = error
-        except TimeoutError:
-            raise node_timeout() from None
+        except (Unavailable, TimeoutError):
+            silent = True  # another node may have it
         else:
             return answer(views.TemplateAnswer(template=views.template(release)))
+    if silent:
+        raise node_timeout()
     raise NotFound(
         "unknown_template",
         missing.cause if missing else f"There is no template {reference!r}.",

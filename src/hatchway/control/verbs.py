@@ -85,7 +85,13 @@ async def _plain(link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
     ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
     if verb is Verb.STOP:
         request = StopRequest(sandbox_id=sandbox.id, generation=sandbox.generation)
-        return await link.call("sandbox.stop", request, Observed, within=VERB_WITHIN_S)
+        try:
+            return await link.call("sandbox.stop", request, Observed, within=VERB_WITHIN_S)
+        except NotFound:
+            if sandbox.boot_id is not None:
+                raise
+            # It never ran: nothing of it is there to be stopped, and a start makes it anew.
+            return _as_asked(sandbox, State.STOPPED)
     if verb is Verb.WAKE:
         verb = {State.PAUSED: Verb.RESUME, State.SUSPENDED: Verb.RESTORE}.get(sandbox.state, Verb.START)
     try:
@@ -94,14 +100,19 @@ async def _plain(link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
         if verb is not Verb.DELETE:
             raise
         # The node never made it, or has forgotten it after an earlier attempt: nothing is left to delete.
-        return Observed(
-            sandbox_id=sandbox.id,
-            project=sandbox.project,
-            generation=sandbox.generation,
-            state=State.DELETED,
-            isolation=sandbox.isolation or "emulated",
-            sequence=sandbox.observed_sequence,
-        )
+        return _as_asked(sandbox, State.DELETED)
+
+
+def _as_asked(sandbox: SandboxRow, state: State) -> Observed:
+    """What is to be said of a sandbox of which its node has nothing that would have to change."""
+    return Observed(
+        sandbox_id=sandbox.id,
+        project=sandbox.project,
+        generation=sandbox.generation,
+        state=state,
+        isolation=sandbox.isolation or "emulated",
+        sequence=sandbox.observed_sequence,
+    )
 
 
 async def _fork(link: NodeLink, database: Database, operation: OperationRow, sandbox: SandboxRow) -> Ending:

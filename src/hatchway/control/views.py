@@ -7,7 +7,7 @@ import msgspec
 from hatchway.control.engine import Live
 from hatchway.domain.lifecycle import State
 from hatchway.storage.rows import KeyRow, OperationRow, SandboxRow, SessionRow, SnapshotRow
-from hatchway.wire.node import Exit, SessionStatus, TemplateRelease, TerminalSize
+from hatchway.wire.node import Exit, SessionLimits, SessionStatus, TemplateRelease, TerminalSize
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +124,7 @@ class Session(View, frozen=True, kw_only=True):
     pty: TerminalSize | None
     stdin: bool
     timeout_s: float | None
+    limits: SessionLimits | None
     retain_s: float
     forked_from: str | None
     attach_url: str | None
@@ -142,6 +143,18 @@ class OpenedSession(Session, frozen=True, kw_only=True):
 
     token: str
     token_expires_at: float
+
+
+class SandboxToken(View, frozen=True, kw_only=True):
+    """A data-plane token of one sandbox. `port_url` has `{port}` where the number of a port belongs."""
+
+    token: str
+    token_id: str
+    expires_at: float
+    scopes: tuple[str, ...]
+    sandbox_id: str
+    data_plane_url: str
+    port_url: str
 
 
 class Template(View, frozen=True, kw_only=True):
@@ -429,6 +442,7 @@ def session_fields(row: SessionRow, status: SessionStatus | None, attach_url: st
         "pty": None if pty is None else TerminalSize(**pty),
         "stdin": spec.get("stdin", True),
         "timeout_s": spec.get("timeout_s"),
+        "limits": msgspec.convert(spec.get("limits"), SessionLimits | None),
         "retain_s": spec.get("retain_s", 3600.0),
         "forked_from": row.forked_from,
         "attach_url": attach_url,

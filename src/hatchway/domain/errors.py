@@ -10,10 +10,13 @@ HatchwayError
 ├── Conflict            409  not in this state, or not beside the operation in flight
 ├── Gone                410  it was there and is no more
 ├── TooLarge            413
+├── UnsupportedMedia    415  a body of another media type than the path takes
+├── RangeUnsatisfiable  416  the file has nothing there
 ├── Unprocessable       422  well-formed but out of range
 ├── Exhausted           429  a quota or a bound was reached; later it may work
 ├── HeadTooLarge        431  the request line and the headers
 ├── Internal            500  our fault
+├── BadAnswer           502  what runs in the sandbox answered what it may not, or nothing
 ├── Unavailable         503  a part of Hatchway or of the host is not there now
 └── HostExhausted       507  the host is out of disk or memory
 ```
@@ -91,6 +94,18 @@ class TooLarge(HatchwayError):
     status = 413
 
 
+class UnsupportedMedia(HatchwayError):
+    """The request body is of a media type that the path does not take."""
+
+    status = 415
+
+
+class RangeUnsatisfiable(HatchwayError):
+    """The range of octets that is asked for begins behind the end of the file, whose `size` comes along."""
+
+    status = 416
+
+
 class HeadTooLarge(HatchwayError):
     """The request line and the headers are larger than their bound."""
 
@@ -113,6 +128,12 @@ class Internal(HatchwayError):
     """Something of ours went wrong; the log of the process has the details."""
 
     status = 500
+
+
+class BadAnswer(HatchwayError):
+    """What runs in the sandbox, which answers on its own authority, said what it may not, or nothing in time."""
+
+    status = 502
 
 
 class Unavailable(HatchwayError):
@@ -138,9 +159,12 @@ _BY_STATUS: dict[int, type[HatchwayError]] = {
         Conflict,
         Gone,
         TooLarge,
+        UnsupportedMedia,
+        RangeUnsatisfiable,
         Unprocessable,
         Exhausted,
         Internal,
+        BadAnswer,
         Unavailable,
         HostExhausted,
     )

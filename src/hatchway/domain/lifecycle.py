@@ -48,12 +48,15 @@ class Cause(StrEnum):
     """What happens to a sandbox without being asked for."""
 
     GUEST_POWER_OFF = "guest_power_off"
+    GUEST_RESET = "guest_reset"
     HOST_REBOOT = "host_reboot"
     SERVICE_DOWN = "service_down"
     VMM_DIED = "vmm_died"
     OUT_OF_MEMORY = "out_of_memory"
     MEMORY_LOST = "memory_lost"
     """A suspended sandbox whose memory cannot be restored any more: another VMM or CPU, or a part of it is damaged. Its disk is whole."""
+    OPERATION_FAILED = "operation_failed"
+    DISK_LOST = "disk_lost"
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,14 @@ ROLLBACK_TARGETS: dict[SnapshotKind, State] = {SnapshotKind.DISK: State.STOPPED,
 
 CAUSES: dict[Cause, Transition] = {
     Cause.GUEST_POWER_OFF: Transition(_ALIVE, State.STOPPED),
+    Cause.GUEST_RESET: Transition(_ALIVE, State.STOPPED),
     Cause.HOST_REBOOT: Transition(_ALIVE, State.STOPPED),
     Cause.SERVICE_DOWN: Transition(_ALIVE, State.STOPPED),
     Cause.VMM_DIED: Transition(_ALIVE, State.FAILED),
     Cause.OUT_OF_MEMORY: Transition(_ALIVE, State.FAILED),
     Cause.MEMORY_LOST: Transition(frozenset({State.SUSPENDED}), State.SUSPENDED),
+    Cause.OPERATION_FAILED: Transition(frozenset({State.PENDING, State.STOPPED, State.FAILED}), State.FAILED),
+    Cause.DISK_LOST: Transition(_ANY, State.FAILED),
 }
 
 

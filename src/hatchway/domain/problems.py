@@ -14,10 +14,13 @@ TITLES = {
     409: "Conflict",
     410: "Gone",
     413: "Too large",
+    415: "Unsupported media type",
+    416: "Range not satisfiable",
     422: "Invalid content",
     429: "Too many",
     431: "Head too large",
     500: "Internal error",
+    502: "Bad answer from the sandbox",
     503: "Unavailable",
     507: "Host exhausted",
 }
@@ -47,6 +50,8 @@ def headers(error: HatchwayError) -> dict[str, str]:
             return {"allow": ", ".join(map(str, allowed))} if isinstance(allowed, list | tuple) else {}
         case 413 | 431:  # the rest is not read
             return {"connection": "close"}
+        case 416:
+            return {"content-range": f"bytes */{error.extra.get('size', '*')}"}
         case 429 | 503:
             return {"retry-after": "1"}
     return {}

@@ -106,7 +106,7 @@ def _serve(options: Options) -> int:
         )
     if lack := _tun():
         warnings.append(lack)
-    cgroups = Cgroups(run.instance)
+    cgroups = Cgroups(run.instance, memory_mib=options.memory_mib)
     if cgroups.warning:
         warnings.append(cgroups.warning)
     peers = _peers(options, warnings)
@@ -123,7 +123,13 @@ def _serve(options: Options) -> int:
         listener.set_inheritable(False)
     else:
         listener = folders.bind(run.fd, SOCKET, socket.SOCK_SEQPACKET, 32, owner)
-    hello = HelloAnswer(rootless=rootless, network=not lack, cgroups=cgroups.version, warnings=tuple(warnings))
+    hello = HelloAnswer(
+        rootless=rootless,
+        network=not lack,
+        cgroups=cgroups.version,
+        io_limits=cgroups.io,
+        warnings=tuple(warnings),
+    )
     server = Server(loop, listener, vms, hello, peers)
     for text in warnings:
         say(text)

@@ -6,18 +6,28 @@ Slots have them ahead of time, because moving a process into a cgroup waits for 
 import contextlib
 import errno
 import os
+from typing import NamedTuple
 
 PERIOD_US = 100_000
 _V1 = ("memory", "pids", "cpu")
 _V2 = ("memory", "pids", "cpu")
-_SWAP = "memory.swap.max"
+_V1_IO, _V2_IO = "blkio", "io"
+_NO_SUCH_DEVICE = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO)
 
 
 class Limits:
-    """What a VM may use; `vcpus` virtual CPUs and `memory_mib` MiB, the VMM's own included."""
+    """What a VM may use; `vcpus` virtual CPUs and `memory_mib` MiB, the VMM's own included.
 
-    def __init__(self, vcpus: int, memory_mib: int) -> None:
+    `io_bps` octets and `io_iops` operations a second, each way, on every one of the `disks` (`MAJOR:MINOR`); 0: not bounded.
+    """
+
+    def __init__(
+        self, vcpus: int, memory_mib: int, *, io_bps: int = 0, io_iops: int = 0, disks: tuple[str, ...] = ()
+    ) -> None:
         self.memory = memory_mib << 20
+        self.io_bps = io_bps
+        self.io_iops = io_iops
+        self.disks = disks
         self.pids = 64 + 16 * vcpus
         # Half a CPU more than the guest has, for the VMM's own threads.
         self.quota_us = vcpus * PERIOD_US + PERIOD_US // 2
@@ -35,12 +45,37 @@ class Limits:
             ]
         return [
             ("", "memory.max", str(self.memory)),
-            # A guest's memory cannot need more of it; a VMM that was taken over could fill the host's swap.
-            ("", _SWAP, str(self.memory)),
             ("", "pids.max", str(self.pids)),
             ("", "cpu.weight", str(min(100 * self.vcpus, 10_000))),
             ("", "cpu.max", f"{self.quota_us} {PERIOD_US}"),
         ]
+
+    def optional_files(self, version: str) -> list[tuple[str, str, str]]:
+        """Like `files`: bounds that not every kernel has, or not on every file system."""
+        weight = min(100 * self.vcpus, 1_000)
+        bounds = (("rbps", self.io_bps), ("wbps", self.io_bps), ("riops", self.io_iops), ("wiops", self.io_iops))
+        if version == "v1":
+            found = [(_V1_IO, "blkio.bfq.weight", str(weight))]
+            for disk in self.disks:
+                for name, value in bounds:
+                    way, kind = ("read" if name[0] == "r" else "write"), name[1:]
+                    if value:
+                        found.append((_V1_IO, f"blkio.throttle.{way}_{kind}_device", f"{disk} {value}"))
+            return found
+        # A guest's memory cannot need more swap; a VMM that was taken over could fill the host's.
+        found = [("", "memory.swap.max", str(self.memory)), ("", "io.weight", f"default {weight}")]
+        words = " ".join(f"{name}={value}" for name, value in bounds if value)
+        return found + [("", "io.max", f"{disk} {words}") for disk in self.disks if words]
+
+
+class Usage(NamedTuple):
+    """What one slot uses: octets, and how many of its processes were killed for lack of memory."""
+
+    memory: int = 0
+    memory_peak: int = 0
+    memory_limit: int = 0
+    processes: int = 0
+    oom_kills: int = 0
 
 
 def _write(path: str, text: str) -> None:
@@ -54,6 +89,15 @@ def _write(path: str, text: str) -> None:
 def _read(path: str) -> str:
     with open(path, encoding="ascii") as file:
         return file.read()
+
+
+def _number(path: str, key: str = "") -> int:
+    """The number in a file, or behind `key` in a file of lines; 0 where there is none."""
+    try:
+        words = _read(path).split()
+        return int(words[words.index(key) + 1] if key else words[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 class SlotCgroup:
@@ -82,14 +126,36 @@ class SlotCgroup:
         return fds
 
     def limit(self, limits: Limits) -> None:
-        """Sets the bounds. Raises `OSError` when the kernel refuses one."""
-        if self._folders:
-            for controller, name, value in limits.files(self._version):
-                try:
-                    _write(f"{self._folders[controller]}/{name}", value)
-                except FileNotFoundError:
-                    if name != _SWAP:  # a kernel without swap has no bound of it
-                        raise
+        """Sets the bounds. Raises `OSError` when the kernel refuses one that every kernel has."""
+        if not self._folders:
+            return
+        for controller, name, value in limits.files(self._version):
+            _write(f"{self._folders[controller]}/{name}", value)
+        for controller, name, value in limits.optional_files(self._version):
+            if controller not in self._folders:
+                continue
+            try:
+                _write(f"{self._folders[controller]}/{name}", value)
+            except FileNotFoundError:
+                continue  # a kernel without swap has no bound of it, one without an I/O scheduler no weights
+            except OSError as error:
+                if error.errno not in _NO_SUCH_DEVICE:
+                    raise
+
+    def usage(self) -> Usage:
+        """Returns what is used, zeros for what this host does not count. Does not raise."""
+        memory = self._folders.get("" if self._version == "v2" else "memory")
+        pids = self._folders.get("" if self._version == "v2" else "pids")
+        if memory is None or pids is None:
+            return Usage()
+        v1 = self._version == "v1"
+        return Usage(
+            memory=_number(memory + ("/memory.usage_in_bytes" if v1 else "/memory.current")),
+            memory_peak=_number(memory + ("/memory.max_usage_in_bytes" if v1 else "/memory.peak")),
+            memory_limit=_number(memory + ("/memory.limit_in_bytes" if v1 else "/memory.max")),
+            processes=_number(pids + "/pids.current"),
+            oom_kills=_number(memory + ("/memory.oom_control" if v1 else "/memory.events"), "oom_kill"),
+        )
 
     def kill(self) -> None:
         """Kills whatever is in it."""
@@ -118,20 +184,31 @@ class SlotCgroup:
 
 
 class Cgroups:
-    """The cgroups of this installation. `version` is `v2`, `v1` or `none`; `warning` then says why and what helps."""
+    """The cgroups of this installation. `version` is `v2`, `v1` or `none`; `warning` then says why and what helps.
 
-    def __init__(self, instance: str, candidates: "list[tuple[str, dict[str, str]]] | None" = None) -> None:
+    `memory_mib` bounds all VMs together, whatever each of them may have: beyond it one of them is ended, and nothing else on
+    the host (0: not bounded).
+    """
+
+    def __init__(
+        self, instance: str, candidates: "list[tuple[str, dict[str, str]]] | None" = None, *, memory_mib: int = 0
+    ) -> None:
         self.version = "none"
         self.warning = ""
+        self.io = False
+        """Whether input and output can be bounded here."""
         self._bases: dict[str, str] = {}
         reasons = []
         for version, mounts in mounted() if candidates is None else candidates:
             try:
-                self._bases = {name: _prepare(version, mount, instance) for name, mount in mounts.items()}
+                self._bases = _prepared(version, mounts, instance)
+                _bound_all(version, self._bases, memory_mib)
             except OSError as error:
                 reasons.append(f"{error.filename or version}: {error.strerror}")
+                self._bases = {}
                 continue
             self.version = version
+            self.io = _has_io(version, self._bases)
             return
         self.warning = (
             f"no cgroup can be made ({'; '.join(reasons) or 'none is mounted'}): memory, CPU and processes of VMs are not limited. "
@@ -157,6 +234,38 @@ class Cgroups:
             with contextlib.suppress(OSError):
                 os.rmdir(base)
                 os.rmdir(os.path.dirname(base))
+
+
+def _prepared(version: str, mounts: dict[str, str], instance: str) -> dict[str, str]:
+    bases: dict[str, str] = {}
+    for name, mount in mounts.items():
+        try:
+            bases[name] = _prepare(version, mount, instance)
+        except OSError:
+            if name != _V1_IO:  # the one that can be done without
+                raise
+    return bases
+
+
+def _bound_all(version: str, bases: dict[str, str], memory_mib: int) -> None:
+    if memory_mib <= 0:
+        return
+    if version == "v2":
+        _write(bases[""] + "/memory.max", str(memory_mib << 20))
+    elif "memory" in bases:
+        with contextlib.suppress(
+            OSError
+        ):  # version 1 takes no bound below what is used: that of the former launcher stays
+            _write(bases["memory"] + "/memory.limit_in_bytes", str(memory_mib << 20))
+
+
+def _has_io(version: str, bases: dict[str, str]) -> bool:
+    if version == "v1":
+        return _V1_IO in bases
+    try:
+        return _V2_IO in _read(bases[""] + "/cgroup.subtree_control").split()
+    except OSError:
+        return False
 
 
 def _prepare(version: str, mount: str, instance: str) -> str:
@@ -188,6 +297,11 @@ def _delegate(folder: str) -> None:
             _write(folder + "/cgroup.subtree_control", " ".join("+" + name for name in lack))
         except OSError as error:
             raise OSError(error.errno, error.strerror, folder) from error
+    if _V2_IO not in have:
+        with contextlib.suppress(
+            OSError
+        ):  # not delegated to us, or not there: VMs are then bounded by their monitor alone
+            _write(folder + "/cgroup.subtree_control", "+" + _V2_IO)
 
 
 def _clear(folder: str) -> None:
@@ -212,7 +326,7 @@ def mounted() -> list[tuple[str, dict[str, str]]]:
             if kind == "cgroup2":
                 v2 = where
             elif kind == "cgroup":
-                for name in _V1:
+                for name in (*_V1, _V1_IO):
                     if name in options.strip().split(","):
                         v1[name] = where
     found: list[tuple[str, dict[str, str]]] = []
@@ -222,7 +336,7 @@ def mounted() -> list[tuple[str, dict[str, str]]]:
         own = _own_v2()
         if own not in ("", "/"):
             found.append(("v2", {"": v2 + own}))
-    if len(v1) == len(_V1):
+    if set(_V1) <= set(v1):
         found.append(("v1", v1))
     return found
 

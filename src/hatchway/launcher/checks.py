@@ -13,6 +13,7 @@ MAX_DESCRIPTORS = 81
 LOWEST_TARGET, HIGHEST_TARGET = 20, 99
 MAX_GENERATION = 2**53
 MIN_LIMIT_MIB = 16
+MAX_RATE = 2**40
 
 
 def _require(good: bool, message: str) -> None:
@@ -38,6 +39,7 @@ def check_start(request: StartVm, fds: list[int], owners: tuple[int, ...]) -> No
     _require(1 <= request.vcpus <= MAX_VCPUS, f"vcpus: from 1 to {MAX_VCPUS}")
     _require(MIN_LIMIT_MIB <= request.memory_limit_mib <= 2 * MAX_MEMORY_MIB, "memory_limit_mib: out of range")
     _require(1 <= request.disk_limit_mib <= 2 * MAX_DISK_MIB, "disk_limit_mib: out of range")
+    _require(0 <= request.io_bps <= MAX_RATE and 0 <= request.io_iops <= MAX_RATE, "io_bps, io_iops: out of range")
     _require(len(fds) == len(request.pass_as) + 1, "pass_as: one number for each descriptor after the first")
     _require(len(fds) <= MAX_DESCRIPTORS, f"at most {MAX_DESCRIPTORS} descriptors")
     _require(len(set(request.pass_as)) == len(request.pass_as), "pass_as: a number twice")

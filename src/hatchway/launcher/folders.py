@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hatchway.domain.ids import is_id
 from hatchway.launcher import records
@@ -110,11 +110,11 @@ class RunFolder:
         os.rmdir(sandbox_id, dir_fd=self._vms)
 
 
-def bind_vm(folder: int, owner: int | None) -> dict[str, socket.socket]:
+def bind_vm(folder: int, owner: int | None, names: Sequence[str] = SOCKETS) -> dict[str, socket.socket]:
     """Binds the sockets of one VM. One client at a time on the VMM's: a second would hang there unseen."""
     bound: dict[str, socket.socket] = {}
     try:
-        for name in SOCKETS:
+        for name in names:
             bound[name] = bind(folder, name, _TYPES[name], 8 if name == "shim.sock" else 1, owner)
     except OSError:
         for listener in bound.values():

@@ -11,6 +11,7 @@ USAGE = """usage: python -I -m hatchway.launcher --run-dir DIR --shim FILE [opti
   --uid-base N       VM in slot K runs as user N + K (default 1900000000)
   --slots N          most VMs at once (default 1024)
   --stock N          slots prepared ahead (default 4)
+  --memory-mib N     most memory of all VMs together, in MiB (default: what the host has)
   --listen-fd N      listening SOCK_SEQPACKET socket (default: binds DIR/launcher.sock)"""
 
 MAX_UID = 2**32 - 2
@@ -25,6 +26,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     uid_base: int = 1_900_000_000
     slots: int = 1024
     stock: int = 4
+    memory_mib: int = 0
+    """Bound of all VMs' memory together; 0: none but the host's own."""
     listen_fd: int | None = None
     outer_uid: int | None = None
     """In a user namespace: the uid outside that is 0 inside. Set by the launcher itself."""
@@ -34,6 +37,7 @@ _NUMBERS = {
     "--uid-base": ("uid_base", 1, MAX_UID),
     "--slots": ("slots", 1, 65_536),
     "--stock": ("stock", 0, 64),
+    "--memory-mib": ("memory_mib", 0, 2**40),
     "--listen-fd": ("listen_fd", 3, 65_535),
     "--in-user-namespace": ("outer_uid", 0, MAX_UID),
 }

@@ -22,6 +22,7 @@ from hatchway.wire.launcher import (
     ForgetVm,
     Hello,
     HelloAnswer,
+    InspectVm,
     KillVm,
     ListVms,
     Request,
@@ -99,6 +100,8 @@ class Server:
                     self._vms.forget(request.sandbox_id, reply)
                 case ListVms():
                     self._vms.list_vms(request.after, reply)
+                case InspectVm():
+                    self._vms.inspect(request.sandbox_id, reply)
         except msgspec.DecodeError as error:
             reply(Failed(code="invalid", message=f"not a request: {error}"))
         except UnicodeError:

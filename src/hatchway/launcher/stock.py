@@ -60,6 +60,10 @@ class Stock:
             self._planned = True
             self._loop.later(delay, self._refill)
 
+    def cgroup(self, number: int) -> SlotCgroup:
+        """The cgroup of a slot."""
+        return self._cgroups.slot(number)
+
     def claim(self) -> Slot:
         """Returns a slot that nobody else has; its channel is the caller's from now on. Raises `Refused("no_slot")`."""
         if not self._waiting:

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from hatchway.launcher import checks, folders, records
+from hatchway.launcher import checks, devices, folders, records
 from hatchway.launcher.cgroups import Limits
 from hatchway.launcher.errors import Refused
 from hatchway.launcher.log import say
@@ -30,6 +30,7 @@ from hatchway.wire.launcher import (
     StartVm,
     VmList,
     VmRecord,
+    VmUsage,
 )
 
 START_WITHIN_S = 5.0
@@ -116,6 +117,24 @@ class Vms:
         ids = sorted(sandbox_id for sandbox_id in self._vms if sandbox_id > after)
         page = tuple(self._vms[sandbox_id].shown() for sandbox_id in ids[:MAX_LISTED])
         reply(VmList(vms=page, more=len(ids) > MAX_LISTED))
+
+    def inspect(self, sandbox_id: str, reply: Reply) -> None:
+        """Answers with what the cgroup of a VM counts; one that ended keeps it until it is forgotten."""
+        checks.check_id(sandbox_id)
+        vm = self._vms.get(sandbox_id)
+        if vm is None:
+            reply(VmUsage())
+            return
+        used = self._stock.cgroup(vm.record.slot).usage()
+        reply(
+            VmUsage(
+                memory_bytes=used.memory,
+                memory_peak_bytes=used.memory_peak,
+                memory_limit_bytes=used.memory_limit,
+                processes=used.processes,
+                oom_kills=used.oom_kills,
+            )
+        )
 
     def start(self, request: StartVm, fds: list[int], reply: Reply) -> None:
         """Starts a VM; `fds` stay the caller's. Raises `Refused`, or answers later."""
@@ -212,8 +231,17 @@ class Vms:
         folder = self._run.create(request.sandbox_id)
         held.append(folder)
         try:
-            listeners = folders.bind_vm(folder, None if self._rootless else self._owner())
-            slot.cgroup.limit(Limits(request.vcpus, request.memory_limit_mib))
+            names = ("shim.sock",) if request.paths else folders.SOCKETS
+            listeners = folders.bind_vm(folder, None if self._rootless else self._owner(), names)
+            slot.cgroup.limit(
+                Limits(
+                    request.vcpus,
+                    request.memory_limit_mib,
+                    io_bps=request.io_bps,
+                    io_iops=request.io_iops,
+                    disks=devices.disks_below(fds[1:]),
+                )
+            )
             root = checks.reopen_root(fds[0])
             held.append(root)
             argv = _strings("argv", list(request.argv))
@@ -221,8 +249,11 @@ class Vms:
             env = _strings("env", [f"{name}={value}" for name, value in request.env.items()])
             held.append(env)
             sent = [listeners["shim.sock"].fileno(), root, argv, env]
-            sent += [listeners["qmp.sock"].fileno(), listeners["agent.sock"].fileno(), *fds[1:]]
-            targets = [QMP_FD, AGENT_FD, *request.pass_as]
+            targets = list(request.pass_as)
+            if not request.paths:
+                sent += [listeners["qmp.sock"].fileno(), listeners["agent.sock"].fileno()]
+                targets = [QMP_FD, AGENT_FD, *targets]
+            sent += fds[1:]
             words = self._words(request, slot)
             for place, target in enumerate(targets, _CLAIM_FD_BASE + 4):
                 words += ["--pass", f"{place}:{target}"]
@@ -257,6 +288,8 @@ class Vms:
             words += ["--uid", str(uid), "--gid", str(uid), "--nproc", str(Limits(request.vcpus, 0).pids)]
             for peer in self._options.peer_uids[:8]:
                 words += ["--peer-uid", str(peer)]
+        if request.paths:
+            words.append("--paths")
         if request.network:
             words += ["--tap", str(TAP_FD)]
         if request.kvm:

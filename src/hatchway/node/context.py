@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hatchway.node.capacity import Capacity
 from hatchway.node.events import Events
 from hatchway.node.images.bake import Baker
 from hatchway.node.images.store import Images
@@ -25,6 +26,7 @@ class Context:
     baker: Baker
     sessions: SessionHost
     events: Events
+    capacity: Capacity
     drop: Callable[[str], None]
     """Forgets a sandbox that is deleted."""
     network: bool = True

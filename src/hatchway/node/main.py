@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.errors import HatchwayError
+from hatchway.domain.host_limits import DEFAULTS, HostLimits
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
+from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
 from hatchway.node.dataplane.app import make_app
 from hatchway.node.dataplane.server import DataPlaneServer
@@ -23,6 +26,7 @@ from hatchway.node.images.bake import Baker
 from hatchway.node.images.store import Images
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.service import NodeService
+from hatchway.node.sessions.session import Limits
 from hatchway.node.sessions.sessions import Sessions
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qemu import QemuDriver
@@ -54,15 +58,29 @@ class NodeConfig:
     attach_url: str
     control_uids: frozenset[int]
     bake_default: bool = True
+    limits: HostLimits = DEFAULTS
     tls: TlsConfig | None = None
 
 
-def run(config: NodeConfig, *, control: socket.socket, data: socket.socket, ready: Callable[[], None]) -> None:
+def run(
+    config: NodeConfig,
+    *,
+    control: socket.socket,
+    data: socket.socket,
+    ready: Callable[[], None],
+    data_tls: ssl.SSLContext | None = None,
+) -> None:
     """Runs the node until SIGTERM; the sandboxes go on without it. `ready` is called when it serves."""
-    asyncio.run(_run(config, control, data, ready))
+    asyncio.run(_run(config, control, data, ready, data_tls))
 
 
-async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, ready: Callable[[], None]) -> None:
+async def _run(
+    config: NodeConfig,
+    control: socket.socket,
+    data: socket.socket,
+    ready: Callable[[], None],
+    data_tls: ssl.SSLContext | None,
+) -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,34 +95,40 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
         folder=config.folder / "vmm",
         ram_library=config.ram_library,
         verdicts=config.run_dir,
+        limits=config.limits,
     )
     network = (await launcher.hello()).network
     root = config.folder / "sandboxes"
     root.mkdir(exist_ok=True, mode=0o700)
-    sessions = Sessions(config.folder / "sessions", on_status=events.session)
+    kept = Limits(kept_per_sandbox=config.limits.kept_output_mib << 20)
+    sessions = Sessions(config.folder / "sessions", on_status=events.session, limits=kept)
     sessions.load()
+    baker = Baker(images, driver, launcher, config.folder / "baked", network=network)
     context = Context(
         root=root,
         host_boot_id=_host_boot_id(),
         driver=driver,
         launcher=launcher,
         images=images,
-        baker=Baker(images, driver, launcher, config.folder / "baked", network=network),
+        baker=baker,
         sessions=sessions,
         events=events,
+        capacity=Capacity(config.limits, root, baker.page_cache_mib),
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
         network=network,
     )
     sandboxes = Sandboxes(context)
     await sandboxes.adopt_all()
     tokens = TokenChecker()
+    for sandbox in sandboxes.all():
+        tokens.require_generation(sandbox.record.sandbox_id, sandbox.record.generation)
     service = NodeService(context, sandboxes, tokens, _node_id(config.folder), config.attach_url)
     servers = [await service.serve_unix(control, config.control_uids)]
     if config.tls is not None:
         tls = config.tls
         servers.append(await service.serve_tls(tls.host, tls.port, tls.certificate, tls.key, tls.client_ca))
 
-    dataplane = DataPlaneServer(make_app(sessions, tokens, sandboxes), [data])
+    dataplane = DataPlaneServer(make_app(sessions, tokens, sandboxes), [data], tls=data_tls)
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
     baking = loop.create_task(_bake_default(context)) if config.bake_default else None
@@ -113,7 +137,6 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
 
     for server in servers:
         server.close()
-    for task in (sweeping, baking):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -129,6 +152,7 @@ async def _bake_default(context: Context) -> None:
     try:
         release = context.images.resolve("seed:latest")
         await context.baker.baked(release, Shape())
+
     except (HatchwayError, VmmError, OSError) as error:
         log.warning("the default shape could not be baked yet: %s", error)
 

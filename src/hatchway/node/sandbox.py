@@ -20,6 +20,7 @@ import msgspec
 from hatchway.domain.errors import Conflict, Gone, HatchwayError, Unavailable
 from hatchway.domain.lifecycle import Cause, State, Verb, admits, verbs_from
 from hatchway.node import record as records
+from hatchway.node.capacity import Holding
 from hatchway.node.context import Context
 from hatchway.node.endings import ended_by
 from hatchway.node.faults import explained
@@ -48,6 +49,8 @@ RESIZE_WITHIN_S = 60.0
 ADOPT_WITHIN_S = 60.0
 """How long a machine that neither answers nor has ended is asked again after a restart, before it is given up."""
 ADOPT_AGAIN_S = 1.0
+END_SEEN_WITHIN_S = 2.0
+"""How long after the loss of its agent the end of a machine is waited for, to tell the one from the other."""
 SAVE_AGAIN_S = 5.0
 """A record that a full disk did not take is written after this, again and again."""
 
@@ -161,6 +164,18 @@ class Sandbox:
             sequence=self._sequence,
         )
 
+    def holding(self) -> Holding:
+        """What it was promised of the host."""
+        state, vm = self.record.state, self._vm
+        return Holding(
+            name=self.record.sandbox_id,
+            shape=self.record.shape,
+            overhead_mib=self._context.driver.overhead_mib(self.record.shape),
+            folder=self.folder,
+            pid=0 if vm is None else vm.pid,
+            has_memory=vm is not None or state in IN_HAND or state in (State.RUNNING, State.PAUSED),
+        )
+
     def _shown(self) -> State:
         return IN_HAND.get(self.record.state) or State(self.record.state)
 
@@ -214,7 +229,9 @@ class Sandbox:
             if record.state in (State.RUNNING, State.PAUSED, "stopping", "starting"):
                 self._ended_as(State.STOPPED, Cause.HOST_REBOOT, "The host was restarted.")
             elif record.state == "creating":
-                self._ended_as(State.FAILED, None, "The host was restarted while the sandbox was being created.")
+                self._ended_as(
+                    State.FAILED, Cause.OPERATION_FAILED, "The host was restarted while the sandbox was being created."
+                )
         elif record.state in (State.RUNNING, State.PAUSED):
             await self._adopt_vm(vm_is_known)
         elif (
@@ -223,7 +240,9 @@ class Sandbox:
             await self._context.launcher.kill_vm(record.sandbox_id)
             await self._context.launcher.forget_vm(record.sandbox_id)
             if record.state == "creating":
-                self._ended_as(State.FAILED, None, "The node was restarted while the sandbox was being created.")
+                self._ended_as(
+                    State.FAILED, Cause.OPERATION_FAILED, "The node was restarted while the sandbox was being created."
+                )
             elif record.state == "starting":
                 self._ended_as(State.STOPPED, None, "The node was restarted while the sandbox was being started.")
             elif record.state == "stopping":
@@ -344,7 +363,23 @@ class Sandbox:
     def _leave_in_hand(self, error: Exception) -> None:
         """A verb that failed leaves a state from which others go on; a deletion is asked for again."""
         if self.record.state in IN_HAND and self.record.state != "deleting":
-            self._ended_as(State.FAILED, None, explained(error).cause)
+            self._ended_as(State.FAILED, Cause.OPERATION_FAILED, explained(error).cause)
+
+    async def _cause_of(self, error: BaseException) -> Cause:
+        """Why a machine did not come up: it died on the way, which its agent's silence may tell before its end is seen."""
+        vm, status = self._vm, None
+        if isinstance(error, LinkLost) and vm is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SEEN_WITHIN_S):
+                    await vm.ended.wait()
+            if vm.ended.is_set():
+                status = (await vm.info()).exit
+        elif isinstance(error, VmmDied):
+            status = error.status
+        if status is None:
+            return Cause.VMM_DIED if isinstance(error, VmmDied) else Cause.OPERATION_FAILED
+        state, cause, _ = ended_by(status)
+        return cause if state is State.FAILED else Cause.OPERATION_FAILED
 
     async def _create(self) -> None:
         if self.record.state == State.DELETED:
@@ -375,9 +410,10 @@ class Sandbox:
                 phases.done("restore")
                 await self._bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
         except BaseException as error:
+            cause = await self._cause_of(error)
             await self._clear_vm()
             if not isinstance(error, asyncio.CancelledError):
-                self._ended_as(State.FAILED, None, explained(error).cause)
+                self._ended_as(State.FAILED, cause, explained(error).cause)
             raise
         self._phases = phases.ms
 
@@ -393,11 +429,12 @@ class Sandbox:
             phases.done("start")
             await self._bring_up(vm, phases, grow_from=0)
         except BaseException as error:
+            cause = await self._cause_of(error)
             await self._clear_vm()
             if isinstance(error, asyncio.CancelledError):
                 self._save(State.STOPPED)
             else:
-                self._ended_as(State.FAILED, None, explained(error).cause)
+                self._ended_as(State.FAILED, cause, explained(error).cause)
             raise
         self._phases = phases.ms
 

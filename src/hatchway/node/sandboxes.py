@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import shutil
+from dataclasses import replace
 
 from hatchway.domain.errors import Conflict, Gone, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State
-from hatchway.node import capacity
 from hatchway.node import record as records
+from hatchway.node.capacity import Holding
 from hatchway.node.context import Context
 from hatchway.node.faults import explained
 from hatchway.node.guest.seam import GuestLink
@@ -29,6 +30,8 @@ class Sandboxes:
         self._context = context
         self._sandboxes: dict[str, Sandbox] = {}
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._starting: dict[str, int] = {}
+        """How many wait for the start of a sandbox, by id."""
         self._draining = False
         self._adopting: set[asyncio.Task[None]] = set()
         self.quarantined: tuple[str, ...] = ()
@@ -99,6 +102,11 @@ class Sandboxes:
         sandbox = self._sandboxes.get(sandbox_id)
         return None if sandbox is None else sandbox.observed().state
 
+    def project_of(self, sandbox_id: str) -> str | None:
+        """The project of a sandbox that is here, else None."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return None if sandbox is None else sandbox.record.project
+
     async def create(self, spec: SandboxSpec) -> Observed:
         """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed.
 
@@ -123,13 +131,31 @@ class Sandboxes:
             return await sandbox.create()
 
     async def start(self, sandbox: Sandbox) -> Observed:
-        """Cold boot, not too many at once."""
-        capacity.check(
-            sandbox.record.shape, self._context.root, self._context.driver.overhead_mib(sandbox.record.shape)
-        )
-        async with self._starts:
-            self._check_still_there(sandbox)
-            return await sandbox.start()
+        """Cold boot, not too many at once. Raises `HostExhausted` where the host has no room for it now."""
+        name = sandbox.record.sandbox_id
+        if not sandbox.holding().has_memory and name not in self._starting:
+            self._admit_start(sandbox)
+        self._starting[name] = self._starting.get(name, 0) + 1
+        try:
+            async with self._starts:
+                self._check_still_there(sandbox)
+                return await sandbox.start()
+        finally:
+            self._starting[name] -= 1
+            if not self._starting[name]:
+                del self._starting[name]
+
+    def holdings(self) -> list[Holding]:
+        """What every sandbox was promised; one whose start waits has its memory already."""
+        found = [sandbox.holding() for sandbox in self._sandboxes.values()]
+        return [replace(held, has_memory=True) if held.name in self._starting else held for held in found]
+
+    def _admit_start(self, sandbox: Sandbox) -> None:
+        shape = sandbox.record.shape
+        try:
+            self._context.capacity.check_start(shape, self._context.driver.overhead_mib(shape), self.holdings())
+        except OSError as error:
+            raise explained(error) from error
 
     def _check_still_there(self, sandbox: Sandbox) -> None:
         """Behind a wait: nothing may be made for a sandbox that nobody would ever find again, nor while the service ends."""
@@ -149,7 +175,8 @@ class Sandboxes:
             )
         try:
             self._context.images.resolve_digest(spec.template_digest)
-            capacity.check(spec.shape, self._context.root, self._context.driver.overhead_mib(spec.shape))
+            overhead = self._context.driver.overhead_mib(spec.shape)
+            self._context.capacity.check_create(spec.shape, overhead, self.holdings())
         except OSError as error:
             raise explained(error) from error
 

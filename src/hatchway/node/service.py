@@ -126,7 +126,9 @@ class NodeService:
     # -- sandboxes
 
     async def _create(self, _: Connection, request: wire.SandboxSpec) -> wire.Observed:
-        return await self._sandboxes.create(request)
+        observed = await self._sandboxes.create(request)
+        self._tokens.require_generation(request.sandbox_id, request.generation)
+        return observed
 
     async def _start(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         return await self._sandboxes.start(self._sandboxes.get(request.sandbox_id, request.generation))
@@ -151,7 +153,9 @@ class NodeService:
                 state=State.DELETED,
                 sequence=self._context.events.next_sequence(),
             )
-        return await sandbox.delete()
+        observed = await sandbox.delete()
+        self._tokens.require_generation(request.sandbox_id, 0)
+        return observed
 
     async def _get(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         return self._sandboxes.get(request.sandbox_id).observed()

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, bindparam, select, update
 
 from hatchway.domain.ids import new_id
-from hatchway.domain.lifecycle import State, Verb
+from hatchway.domain.lifecycle import Cause, State, Verb
 from hatchway.domain.shapes import Shape
 from hatchway.storage import idempotency, outbox, rows, sessions, transitions
 from hatchway.storage.idempotency import IdempotencyKey
@@ -40,6 +40,7 @@ _RELEASE = (
         observed_sequence=bindparam("new_sequence"),
         isolation=bindparam("new_isolation"),
         boot_id=bindparam("new_boot_id"),
+        cause=bindparam("new_cause"),
         reason=bindparam("new_reason"),
         updated_at=bindparam("now"),
     )
@@ -128,6 +129,7 @@ def _release_all(connection: Connection, operation: OperationRow, outcomes: Sequ
                     "new_sequence": 0 if seen is None else seen.sequence,
                     "new_isolation": None if seen is None else seen.isolation,
                     "new_boot_id": None if seen is None else seen.boot_id,
+                    "new_cause": Cause.OPERATION_FAILED if seen is None else seen.cause,
                     "new_reason": str((outcome.error or {}).get("cause", "")) if seen is None else seen.reason,
                     "now": now,
                 },

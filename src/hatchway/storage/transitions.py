@@ -116,6 +116,7 @@ _ABANDON = (
         desired=State.FAILED,
         operation_id=None,
         version=table.c.version + 1,
+        cause=Cause.OPERATION_FAILED,
         reason=bindparam("why"),
         updated_at=bindparam("now"),
     )
@@ -360,7 +361,7 @@ def fail(
     reason = row.reason if seen is None else seen.reason
     if state in (State.PENDING, State.DELETED):
         # There is no VM and no half-made one may stay: the way out is a start or a delete.
-        state, cause = State.FAILED, None
+        state, cause = State.FAILED, Cause.OPERATION_FAILED
         reason = str(error.get("cause") or "The operation failed.")
     elif state is State.FAILED and (seen is None or not reason):
         reason = str(error.get("cause") or "The operation failed.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hatchway.domain.errors import Unavailable
+from hatchway.domain.host_limits import DEFAULTS, HostLimits
 
 DEFAULT_API_PORT = 7070
 DEFAULT_DATA_PORT = 7071
@@ -59,6 +60,8 @@ class Settings:
     """One installation."""
 
     data_dir: Path
+    limits: HostLimits = DEFAULTS
+    """How much of the host its sandboxes may take."""
     api_host: str = "127.0.0.1"
     api_port: int = DEFAULT_API_PORT
     data_host: str = "127.0.0.1"

@@ -165,6 +165,7 @@ class Supervisor:
         arguments = [
             "--run-dir", str(run), "--shim", str(libexec("hatchway-shim")), "--listen-fd", str(sock.fileno()),
             "--peer-uid", str(ids.node), "--uid-base", str(ids.vm_base),
+            "--memory-mib", str(self._settings.limits.for_sandboxes(_memory_mib())),
         ]  # fmt: skip
         return Role(
             "launcher",
@@ -190,6 +191,7 @@ class Supervisor:
                 attach_url=attach_url,
                 control_uids=frozenset({ids.control, 0}),
                 bake_default=settings.bake,
+                limits=settings.limits,
             )
             run(config, control=sock, data=data, ready=ready)
 
@@ -329,6 +331,10 @@ def _require_vmm() -> None:
         raise Unavailable(
             "vmm_missing", str(error), "`make setup` installs it; `hatchway doctor` shows what else is missing."
         ) from error
+
+
+def _memory_mib() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
 
 
 def _url(host: str, sock: socket.socket) -> str:

@@ -36,11 +36,19 @@ class StartVm(Struct, frozen=True, kw_only=True, tag="start_vm"):
     """Number that the descriptor gets in the VMM, 20 to 99, one for each descriptor after the first."""
     network: bool = True
     kvm: bool = False
+    paths: bool = False
+    """The VMM takes files by path only: instead of the descriptors it gets, at each open of /hatchway/N, the one for N; of
+    /dev/net/tun, an open device. It binds /tmp/api.sock and /tmp/vsock.sock in its jail, which the shim dials, and gets none of
+    the launcher's sockets. Its standard output is its guest's console."""
     vcpus: int = 1
     memory_limit_mib: int = 512
     """Bound of the VM's cgroup: guest memory, translation cache and the VMM itself."""
     disk_limit_mib: int = 1_048_576
     """RLIMIT_FSIZE of the VMM."""
+    io_bps: int = 0
+    """Octets a second, each way, on every disk that the passed files lie on, where cgroups can bound that; 0: not bounded."""
+    io_iops: int = 0
+    """Operations a second, likewise."""
 
 
 class KillVm(Struct, frozen=True, kw_only=True, tag="kill_vm"):
@@ -61,7 +69,13 @@ class ListVms(Struct, frozen=True, kw_only=True, tag="list_vms"):
     after: str = ""
 
 
-Request = Hello | StartVm | KillVm | ForgetVm | ListVms
+class InspectVm(Struct, frozen=True, kw_only=True, tag="inspect_vm"):
+    """Asks what a VM that has a record uses, also after its end, until it is forgotten. Answer: `VmUsage`."""
+
+    sandbox_id: str
+
+
+Request = Hello | StartVm | KillVm | ForgetVm | ListVms | InspectVm
 
 QMP_FD = 10
 AGENT_FD = 11
@@ -75,6 +89,8 @@ class HelloAnswer(Struct, frozen=True, kw_only=True, tag="hello_answer"):
     network: bool
     cgroups: str
     """`v2`, `v1` or `none`."""
+    io_limits: bool = False
+    """Whether cgroups can bound input and output here."""
     warnings: tuple[str, ...] = ()
 
 
@@ -109,6 +125,18 @@ class VmList(Struct, frozen=True, kw_only=True, tag="vm_list"):
     """There are others behind the last of these."""
 
 
+class VmUsage(Struct, frozen=True, kw_only=True, tag="vm_usage"):
+    """Answer to `InspectVm`, as the VM's cgroup counts it: octets and numbers; zeros where it is not counted, or there is no such VM."""
+
+    memory_bytes: int = 0
+    """With the page cache that the VM was the first to touch."""
+    memory_peak_bytes: int = 0
+    memory_limit_bytes: int = 0
+    processes: int = 0
+    oom_kills: int = 0
+    """How often the kernel killed a process of the VM for lack of memory."""
+
+
 class Done(Struct, frozen=True, kw_only=True, tag="done"):
     """It is so."""
 
@@ -121,4 +149,4 @@ class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
     remedy: str = ""
 
 
-Answer = HelloAnswer | Started | VmList | Done | Failed
+Answer = HelloAnswer | Started | VmList | VmUsage | Done | Failed

@@ -27,6 +27,8 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     """The host's boot id: another one than before means that the host rebooted."""
     attach_url: str
     """Base URL of the data plane that clients connect to, for example `http://127.0.0.1:7071`."""
+    port_url: str = ""
+    """Where the ports of its sandboxes are: a URL with `{port}` and `{sandbox}`, for example `http://{port}-{sandbox}.localhost:7071/`."""
     isolation: str
     """`hardware` or `emulated`."""
     vmm: str
@@ -146,6 +148,21 @@ class TerminalSize(Struct, frozen=True, kw_only=True):
     cols: int = 80
 
 
+class SessionLimits(Struct, frozen=True, kw_only=True):
+    """What the process tree of a session may use; None is the guest agent's default, which leaves room for others."""
+
+    memory_mib: int | None = None
+    """Exceeded: the tree is killed (`oom`)."""
+    cpu_s: float | None = None
+    """CPU time of the whole tree; exceeded: it is killed (`timeout`)."""
+    open_files: int | None = None
+    """Of one process."""
+    processes: int | None = None
+    """Processes and threads at one time."""
+    file_size_mib: int | None = None
+    """The largest file that a process may write."""
+
+
 class SessionSpec(Struct, frozen=True, kw_only=True):
     """A command session, before its process is started by attaching: `session.create`."""
 
@@ -161,6 +178,8 @@ class SessionSpec(Struct, frozen=True, kw_only=True):
     pty: TerminalSize | None = None
     stdin: bool = True
     timeout_s: float | None = None
+    """Wall time."""
+    limits: SessionLimits | None = None
     retain_s: float = 3600.0
     """How long the output is kept after the process ended."""
 

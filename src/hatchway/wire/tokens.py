@@ -48,18 +48,41 @@ class Signer:
         scopes: frozenset[str] = frozenset({"sessions"}),
     ) -> tuple[str, float]:
         """Returns a token and its expiry (Unix seconds)."""
-        expires_at = int(time.time() + ttl_s)
+        expires_at = float(int(time.time() + ttl_s))
+        token = self.sign(
+            token_id=new_id(),
+            project=project,
+            sandbox_id=sandbox_id,
+            generation=generation,
+            expires_at=expires_at,
+            session_id=session_id,
+            scopes=scopes,
+        )
+        return token, expires_at
+
+    def sign(
+        self,
+        *,
+        token_id: str,
+        project: str,
+        sandbox_id: str,
+        generation: int,
+        expires_at: float,
+        session_id: str | None = None,
+        scopes: frozenset[str],
+    ) -> str:
+        """Returns a token with exactly these claims; `expires_at` in whole Unix seconds."""
         claims: dict[str, object] = {
-            "jti": new_id(),
+            "jti": token_id,
             "prj": project,
             "sub": sandbox_id,
             "scp": sorted(scopes),
             "gen": generation,
-            "exp": expires_at,
+            "exp": int(expires_at),
         }
         if session_id is not None:
             claims["ses"] = session_id
-        return jwt.encode(claims, self._key, algorithm="EdDSA", headers={"kid": self.key_id}), float(expires_at)
+        return jwt.encode(claims, self._key, algorithm="EdDSA", headers={"kid": self.key_id})
 
 
 def verify(token: str, keys: Mapping[str, Ed25519PublicKey]) -> Claims:
@@ -82,11 +105,13 @@ def verify(token: str, keys: Mapping[str, Ed25519PublicKey]) -> Claims:
         )
     except jwt.ExpiredSignatureError:
         raise Unauthenticated(
-            "token_expired", "The token has expired.", "Ask for a new one: POST /v1/sessions/{id}/token."
+            "token_expired",
+            "The token has expired.",
+            "Ask the control plane for a new one: POST /v1/sessions/{id}/token or POST /v1/sandboxes/{id}/tokens.",
         ) from None
     except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
         raise Unauthenticated(
             "token_invalid",
             "The token is not one of this installation.",
-            "Use the token that the session was created with.",
+            "Use one that the control plane gave you.",
         ) from None

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hatchway.domain.errors import Exhausted, HatchwayError, Internal, MethodNotAllowed, NotFound
 from hatchway.node.dataplane.attach import Attach
 from hatchway.node.dataplane.control import Resize, Signal
+from hatchway.node.dataplane.files import routes as files
 from hatchway.node.dataplane.limits import PlaneLimits
 from hatchway.node.dataplane.output import Output
 from hatchway.node.dataplane.plane import Plane
@@ -44,6 +45,7 @@ def make_app(
             Route(f"{at}/signal", Signal(plane), methods=["POST"]),
             Route(f"{at}/resize", Resize(plane), methods=["POST"]),
             Route("/healthz", _healthz, methods=["GET"]),
+            *files.make_routes(plane),
             *routes,
         ],
     )

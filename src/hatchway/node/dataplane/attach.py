@@ -48,7 +48,7 @@ class Attach:
         session, claims = session_of(scope, plane.tokens, plane.sessions)
         body = await read_json(scope, receive, AttachBody, plane.limits.body)
         place = _place(session, body, Request(scope).headers.get("last-event-id"))
-        with plane.following(session, claims.token_id, place.stdout, place.stderr) as follower:
+        with plane.following(session, claims, place.stdout, place.stderr) as follower:
             departure = Departure(receive, lambda: follower.stop("disconnected"))
             try:
                 if not session.started:

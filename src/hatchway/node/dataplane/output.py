@@ -42,7 +42,7 @@ class Output:
         follow = requests.flag(request, "follow", default=True)
         fd = _STREAMS[name]
         at = {STDOUT: 0, STDERR: 0, fd: requests.offset(request, "from") or 0}
-        with plane.following(session, claims.token_id, at[STDOUT], at[STDERR]) as follower:
+        with plane.following(session, claims, at[STDOUT], at[STDERR]) as follower:
             cursor = follower.cursors[fd]
             while isinstance(missing := cursor.peek(1), Gap):
                 if gaps == "fail":

@@ -1,6 +1,8 @@
 """What all endpoints of the data plane share, and the streams that are open."""
 
-from collections.abc import Iterator
+import asyncio
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,39 +15,73 @@ from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sessions.follower import Follower
 from hatchway.node.sessions.session import Session
 from hatchway.node.sessions.sessions import Sessions
+from hatchway.wire.tokens import Claims
+
+
+@dataclass(eq=False, slots=True)
+class Opened:
+    """Something that a client holds open, and the right that it was opened with."""
+
+    claims: Claims
+    stop: Callable[[str], None]
+    """Ends it; called at most once, with why: `revoked superseded expired shutdown`."""
+    stopped: bool = False
+
+    def end(self, why: str) -> None:
+        """Ends it, once."""
+        if not self.stopped:
+            self.stopped = True
+            self.stop(why)
 
 
 @dataclass
 class Plane:
-    """One data plane: its parts, its bounds, and the streams that clients read now."""
+    """One data plane: its parts, its bounds, and the streams that clients hold open now."""
 
     sessions: Sessions
     tokens: TokenChecker
     guests: Guests
     limits: PlaneLimits
     closing: bool = False
-    streams: dict[Follower, str] = field(default_factory=dict)
-    """Open streams, and the id of the token that each was opened with."""
+    streams: set[Opened] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.tokens.on_revoked(self.end_revoked)
+        self.tokens.on_revoked(self._end_revoked)
+        self.tokens.on_generation(self._end_superseded)
 
     @contextmanager
-    def following(self, session: Session, token_id: str, stdout: int, stderr: int) -> Iterator[Follower]:
-        """A follower of a session, until the block is left. Raises what `Session.follow` does, and `Unavailable("closing")`."""
+    def opened(self, claims: Claims, stop: Callable[[str], None]) -> Iterator[None]:
+        """Has `stop` called with the reason as soon as what was opened with `claims` must end, until the block is left. Raises `Unavailable("closing")`."""
         if self.closing:
-            raise Unavailable("closing", "The node is shutting down.", "Attach again in a moment, at the same offsets.")
-        follower = session.follow(stdout, stderr)
-        self.streams[follower] = token_id
+            raise Unavailable(
+                "closing", "The node is shutting down.", "Try again in a moment; attach at the same offsets."
+            )
+        stream = Opened(claims, stop)
+        loop = asyncio.get_running_loop()
+        expiry = loop.call_later(max(0.0, claims.expires_at - time.time()), stream.end, "expired")
+        self.streams.add(stream)
         try:
-            yield follower
+            yield
         finally:
-            self.streams.pop(follower, None)
+            self.streams.discard(stream)
+            expiry.cancel()
+
+    @contextmanager
+    def following(self, session: Session, claims: Claims, stdout: int, stderr: int) -> Iterator[Follower]:
+        """A follower of a session, until the block is left. Raises what `Session.follow` and `opened` do."""
+        follower = session.follow(stdout, stderr)
+        try:
+            with self.opened(claims, follower.stop):
+                yield follower
+        finally:
             follower.close()
 
     def link(self, session: Session) -> GuestLink:
-        """The agent of the session's sandbox. Raises `Conflict("sandbox_not_running")` that names the way out."""
-        sandbox_id = session.record.spec.sandbox_id
+        """The agent of the session's sandbox; see `link_of`."""
+        return self.link_of(session.record.spec.sandbox_id)
+
+    def link_of(self, sandbox_id: str) -> GuestLink:
+        """The agent of a sandbox. Raises `Conflict("sandbox_not_running")` that names the way out."""
         link = self.guests.link_of(sandbox_id)
         if link is not None:
             return link
@@ -66,14 +102,18 @@ class Plane:
             state=state,
         )
 
-    def end_revoked(self, token_ids: frozenset[str]) -> None:
-        """Ends the streams that were opened with these tokens."""
-        for follower, token_id in self.streams.items():
-            if token_id in token_ids:
-                follower.stop("revoked")
-
     def close(self) -> None:
         """Ends all streams where they are: clients go on elsewhere or later, at their offsets."""
         self.closing = True
-        for follower in self.streams:
-            follower.stop("shutdown")
+        self._end(lambda claims: True, "shutdown")
+
+    def _end_revoked(self, token_ids: frozenset[str]) -> None:
+        self._end(lambda claims: claims.token_id in token_ids, "revoked")
+
+    def _end_superseded(self, sandbox_id: str, generation: int) -> None:
+        self._end(lambda claims: claims.sandbox_id == sandbox_id and claims.generation < generation, "superseded")
+
+    def _end(self, which: Callable[[Claims], bool], why: str) -> None:
+        for stream in list(self.streams):
+            if which(stream.claims):
+                stream.end(why)

@@ -47,7 +47,7 @@ def session_of(scope: Scope, tokens: TokenChecker, sessions: Sessions) -> tuple[
 
 
 async def read_json(scope: Scope, receive: Receive, kind: type[T], limit: int) -> T | None:
-    """Reads a JSON body as `kind`; None when there is no body. Raises what `checking.decode` does, `TooLarge`, and `ClientGone`."""
+    """Reads a JSON body as `kind`; None when there is no body. Raises what `checking.decode` does, `UnsupportedMedia`, `TooLarge`, and `ClientGone`."""
     announced = Request(scope).headers.get("content-length", "")
     body = bytearray()
     too_large = announced.isdecimal() and int(announced) > limit
@@ -63,6 +63,7 @@ async def read_json(scope: Scope, receive: Receive, kind: type[T], limit: int) -
         raise checking.too_large(limit)
     if not body.strip():
         return None
+    checking.require_json(Request(scope).headers.get("content-type"))
     return checking.decode(bytes(body), kind)
 
 

@@ -13,3 +13,6 @@ class Guests(Protocol):
 
     def state_of(self, sandbox_id: str) -> str | None:
         """A `domain.lifecycle.State`, for the error that names the way out; None when the sandbox is not here."""
+
+    def project_of(self, sandbox_id: str) -> str | None:
+        """The project that a sandbox belongs to; None when the sandbox is not here."""

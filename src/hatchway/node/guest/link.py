@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hatchway.node.guest.peer import Peer
@@ -12,13 +12,16 @@ from hatchway.node.guest.requests import Request
 from hatchway.node.guest.seam import (
     AgentHello,
     GuestError,
+    GuestMetrics,
     LinkLost,
     Proc,
+    ProcessLimits,
     ProcessSink,
     ProcessState,
     Setup,
     Spawn,
 )
+from hatchway.node.guest.streams import Stream, Streams
 from hatchway.wire import channel
 from hatchway.wire.channel import FrameType
 from hatchway.wire.channel_fields import Fields, Tag, Value
@@ -60,6 +63,12 @@ class Link:
 
     def __init__(self, socket_path: Path, *, fresh: bool, vm_ended: asyncio.Event) -> None:
         self._peer = Peer(socket_path, fresh=fresh, vm_ended=vm_ended)
+        self._streams = Streams(self._peer, self)
+
+    @property
+    def streams(self) -> int:
+        """How many streams (`open_builtin`, `dial`) there are, those that are being closed included."""
+        return len(self._streams)
 
     @property
     def hello(self) -> AgentHello:
@@ -101,6 +110,15 @@ class Link:
 
     async def spawn(self, spawn: Spawn, sink: ProcessSink) -> int | None:
         """See `GuestLink`."""
+        process = self._peer.processes.get(spawn.number)
+        if process is not None and process.key != spawn.key:
+            raise ValueError(f"process {spawn.number} is another one already")
+        if process is None:
+            process = Process(spawn.number, spawn.key, starting=True)
+            process.has_stdin = spawn.stdin or spawn.pty is not None
+        return await self._spawn(spawn, process, sink)
+
+    async def _spawn(self, spawn: Spawn, process: Process, sink: ProcessSink) -> int | None:
         number = self._peer.requests.number()
         frames = channel.encode_spawn(
             number,
@@ -114,31 +132,77 @@ class Link:
             pty=spawn.pty,
             merge_stderr=spawn.merge_stderr,
             timeout_ms=spawn.timeout_ms,
+            builtin=spawn.builtin,
+            limits=_limit_fields(spawn.limits),
         )
-        process = self._peer.processes.get(spawn.number)
-        if process is not None and process.key != spawn.key:
-            raise ValueError(f"process {spawn.number} is another one already")
-        if process is None:
-            process = Process(spawn.number, spawn.key, starting=True)
-            process.has_stdin = spawn.stdin or spawn.pty is not None
         process.connect(sink)
         process.tell()  # the agent says nothing new of one that it started before
-        self._peer.processes[spawn.number] = process
         # The agent answers SPAWN before it reads on, so that the credit behind it finds the process there.
         request = Request(number, "SPAWN", lambda: frames + process.ack())
-        try:
-            self._peer.send(request)
-            fields = await request.answer
-        except GuestError:
-            if process.proc is None:
-                self._peer.processes.pop(spawn.number, None)
-            raise
-        finally:
-            process.starting = False
-        pid = fields.get_number(Tag.PID) or None
+        pid = (await self._begin(process, request)).get_number(Tag.PID) or None
         if pid is not None and process.proc is None:
             process.proc = Proc(spawn.number, spawn.key, ProcessState.RUNNING, pid)
         return pid
+
+    async def _begin(self, process: Process, request: Request) -> Fields:
+        """Asks for something that is listed as a process from then on."""
+        self._peer.processes[process.number] = process
+        try:
+            self._peer.send(request)
+            return await request.answer
+        except GuestError:
+            if process.proc is None:
+                self._peer.processes.pop(process.number, None)
+            raise
+        finally:
+            process.starting = False
+
+    async def open_builtin(
+        self, argv: Sequence[str | bytes], *, user: str | None = None, cwd: str | None = None, stdin: bool = False
+    ) -> Stream:
+        """See `GuestLink`."""
+
+        async def begin(stream: Stream) -> None:
+            stream.process.has_stdin = stdin
+            spawn = Spawn(stream.number, stream.key, argv, {}, cwd, user, stdin, builtin=True)
+            if await self._spawn(spawn, stream.process, stream) is None:
+                message = await stream.refusal()
+                await stream.close()
+                raise GuestError(errno.ENOEXEC, message)
+
+        return await self._streams.open(begin, builtin=True)
+
+    async def dial(self, port: int, host: str | None = None) -> Stream:
+        """See `GuestLink`."""
+
+        async def begin(stream: Stream) -> None:
+            number = self._peer.requests.number()
+            octets = channel.encode_dial(number, number=stream.number, key=stream.key, port=port, host=host)
+            await self._begin(stream.process, Request(number, "DIAL", lambda: octets))
+            if self._peer.up:  # else the credit goes along when the link comes up
+                self._peer.write(stream.process.ack())
+
+        return await self._streams.open(begin, builtin=False)
+
+    async def metrics(self) -> GuestMetrics:
+        """See `GuestLink`."""
+        fields = await self._request(FrameType.METRICS)
+
+        def number(tag: Tag) -> int:
+            return fields.get_number(tag) or 0
+
+        return GuestMetrics(
+            uptime_ns=number(Tag.UPTIME_NS),
+            cpus=number(Tag.CPUS),
+            utime_us=number(Tag.UTIME_US),
+            stime_us=number(Tag.STIME_US),
+            load1_milli=number(Tag.LOAD1_MILLI),
+            processes=number(Tag.PROCESSES),
+            memory_total_kib=number(Tag.MEM_TOTAL_KIB),
+            memory_available_kib=number(Tag.MEM_AVAILABLE_KIB),
+            disk_total=number(Tag.DISK_TOTAL),
+            disk_free=number(Tag.DISK_FREE),
+        )
 
     def attach(self, number: int, sink: ProcessSink) -> bool:
         """See `GuestLink`."""
@@ -208,7 +272,8 @@ class Link:
         self._peer.pause(stopped)
 
     async def close(self) -> None:
-        """See `GuestLink`. What waits for an answer fails with `LinkLost`; sinks hear nothing."""
+        """See `GuestLink`. What waits for an answer or reads a stream fails with `LinkLost`; other sinks hear nothing."""
+        self._streams.lose("the link was closed")
         for process in self._peer.processes.values():
             process.sink = None
         await self._peer.stop()
@@ -278,3 +343,17 @@ class Link:
                     return end
             self._peer.arm(waiting=True)
             await process.input_change()
+
+
+def _limit_fields(limits: ProcessLimits | None) -> Iterator[tuple[Tag, int]]:
+    if limits is None:
+        return
+    for tag, value in (
+        (Tag.LIMIT_MEMORY, limits.memory_bytes),
+        (Tag.LIMIT_CPU_MS, limits.cpu_ms),
+        (Tag.LIMIT_NOFILE, limits.nofile),
+        (Tag.LIMIT_PIDS, limits.pids),
+        (Tag.LIMIT_FSIZE, limits.fsize_bytes),
+    ):
+        if value is not None:
+            yield tag, value

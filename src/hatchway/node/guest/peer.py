@@ -5,6 +5,7 @@ waits for it stands one wake-up. An idle peer costs nothing: no timer runs unles
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from hatchway.node.guest.connection import Connection, dial
 from hatchway.node.guest.processes import Process, decode_proc
 from hatchway.node.guest.requests import Request, Requests
-from hatchway.node.guest.seam import AgentHello, LinkLost, Proc
+from hatchway.node.guest.seam import AgentHello, GuestError, LinkLost, Proc
 from hatchway.wire import channel
 from hatchway.wire.channel import Frame, FrameReader, FrameType, Lost
 from hatchway.wire.channel_fields import Fields, Tag
@@ -122,6 +123,12 @@ class Peer:
             self._silence = 0
             self._tick_timer = self._loop.call_later(TICK_S, self._tick)
 
+    def consumed(self, process: Process, octets: int) -> None:
+        """So many octets of a process's output were read: makes room for more of it, much at once or little soon."""
+        process.unacked += octets
+        self._unacked.add(process)
+        self.on_batch()
+
     def _send_due(self) -> None:
         if self.up:
             self.write(b"".join([request.encode() for request in self.requests.due()]))
@@ -199,7 +206,8 @@ class Peer:
             if process is None:
                 raise Lost("OUTPUT of a process that nobody asked for")
             process.take_output(channel.decode_data(payload))
-            self._unacked.add(process)
+            if not process.by_consumption:
+                self._unacked.add(process)
         elif kind == FrameType.RESPONSE:
             self._response(number, Fields(payload))
         elif kind == FrameType.PROC:
@@ -288,7 +296,7 @@ class Peer:
                 raise Lost("HELLO_ACK with another epoch")
             self._acknowledged = fields
         elif kind == FrameType.PROC:
-            if number in self._listed or len(self._listed) >= channel.MAX_PROCESSES:
+            if number in self._listed or len(self._listed) >= channel.MAX_LISTED:
                 raise Lost("a list of processes that repeats itself or does not end")
             self._listed[number] = decode_proc(number, payload)
         elif kind == FrameType.READY:
@@ -312,6 +320,9 @@ class Peer:
         parts = []
         for number, proc in self._listed.items():
             process = self.processes.get(number)
+            if process is None and number >= channel.FIRST_OWN_NUMBER:
+                self._close_unknown(number)
+                continue
             if process is None:
                 process = self.processes[number] = Process(number, proc.key)
             process.take_proc(proc)
@@ -325,6 +336,14 @@ class Peer:
         self.write(b"".join(parts))
         if not self._first.done():
             self._first.set_result(None)
+
+    def _close_unknown(self, number: int) -> None:
+        """A stream of a node process that ended, or of the sandbox that this one was forked from: nobody will read it."""
+        request = self.requests.number()
+        octets = channel.encode_request(FrameType.CLOSE, request, ((Tag.SIZE, number),))
+        # When too many requests wait, the next time the link comes up is soon enough.
+        with contextlib.suppress(GuestError):
+            self.requests.add(Request(request, "CLOSE", lambda: octets))
 
     def _lose_unlisted(self, rebooted: bool) -> None:
         for process in list(self.processes.values()):

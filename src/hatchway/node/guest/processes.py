@@ -64,7 +64,19 @@ def decode_proc(number: int, payload: memoryview) -> Proc:
 class Process:
     """One process of a link: its sink, how far its streams are, what was acknowledged, what credit there is."""
 
-    def __init__(self, number: int, key: str, sink: ProcessSink | None = None, *, starting: bool = False) -> None:
+    def __init__(
+        self,
+        number: int,
+        key: str,
+        sink: ProcessSink | None = None,
+        *,
+        starting: bool = False,
+        window: int = OUTPUT_WINDOW,
+        by_consumption: bool = False,
+    ) -> None:
+        """`by_consumption`: its sink says itself (`Peer.consumed`) when octets may be acknowledged."""
+        self.window = window
+        self.by_consumption = by_consumption
         self.number = number
         self.key = key
         self.sink = sink
@@ -125,10 +137,10 @@ class Process:
         for stream in (0, 1):
             if not self._begun[stream]:
                 self._next[stream] = stored[stream]
-            self._limit[stream] = max(self._limit[stream], stored[stream] + OUTPUT_WINDOW)
+            self._limit[stream] = max(self._limit[stream], stored[stream] + self.window)
         self._credited = True
         self.unacked = 0
-        return encode_output_ack(self.number, stored[0], stored[1], OUTPUT_WINDOW)
+        return encode_output_ack(self.number, stored[0], stored[1], self.window)
 
     def take_output(self, output: Data) -> None:
         """Checks an OUTPUT and gives it to the sink. Raises `Lost`."""
@@ -141,7 +153,7 @@ class Process:
             if offset > self._next[stream]:
                 # The agent freed what we had acknowledged and lost again: it goes on with the oldest octet it has.
                 self._next[stream] = offset
-                self._limit[stream] = max(self._limit[stream], offset + OUTPUT_WINDOW)
+                self._limit[stream] = max(self._limit[stream], offset + self.window)
         end = offset + len(data)
         if offset != self._next[stream]:
             raise Lost(f"OUTPUT at {offset} where {self._next[stream]} comes next")
@@ -155,7 +167,8 @@ class Process:
         ):
             raise Lost("OUTPUT beyond the total of a closed process")
         self._next[stream] = end
-        self.unacked += len(data)
+        if not self.by_consumption:
+            self.unacked += len(data)
         if self.sink is not None:
             self._call(self.sink.output, descriptor, offset, data)
 

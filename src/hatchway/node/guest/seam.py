@@ -62,8 +62,26 @@ class Proc:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """What one process tree may use; None is the agent's default. What is exceeded ends the tree or fails the call, as the protocol says."""
+
+    memory_bytes: int | None = None
+    cpu_ms: int | None = None
+    """CPU time of the whole tree, in milliseconds."""
+    nofile: int | None = None
+    """Open files of one process."""
+    pids: int | None = None
+    """Processes and threads of the tree at one time."""
+    fsize_bytes: int | None = None
+    """The largest file that a process may write."""
+
+
+@dataclass(frozen=True, slots=True)
 class Spawn:
-    """One process to start; `number` is the host's (1 ≤ number < 2**31), `key` unique in the sandbox for ever."""
+    """One process to start; `number` is the host's (1 ≤ number < 2**30), `key` unique in the sandbox for ever.
+
+    With `builtin`, `argv[0]` names a program inside the agent.
+    """
 
     number: int
     key: str
@@ -75,6 +93,24 @@ class Spawn:
     pty: tuple[int, int] | None = None
     merge_stderr: bool = False
     timeout_ms: int = 0
+    builtin: bool = False
+    limits: ProcessLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuestMetrics:
+    """What a guest says of itself: a hostile guest says what it likes. CPU times are of all CPUs since its boot."""
+
+    uptime_ns: int = 0
+    cpus: int = 0
+    utime_us: int = 0
+    stime_us: int = 0
+    load1_milli: int = 0
+    processes: int = 0
+    memory_total_kib: int = 0
+    memory_available_kib: int = 0
+    disk_total: int = 0
+    disk_free: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +152,33 @@ class ProcessSink(Protocol):
 
     def gone(self, reason: str) -> None:
         """The process is lost with its VM, or the agent knows nothing of it (a cold boot in between): no more calls come."""
+
+
+class GuestStream(Protocol):
+    """Octets to and from one builtin program or one connection in a guest; lives in this process of the node only.
+
+    At most a window of octets that nobody read waits on the host for each direction of output: who does not read holds up
+    the program or the peer, and nobody else. Reads and writes raise `LinkLost` once the sandbox is gone or the stream was
+    closed. One reader of each output and one writer at a time.
+    """
+
+    async def read(self) -> bytes:
+        """Returns octets of fd 1, or what the peer sent; b"" at its end."""
+
+    async def read_error(self) -> bytes:
+        """Returns octets of a builtin's fd 2; b"" at its end."""
+
+    async def write(self, data: bytes) -> None:
+        """Gives octets; returns when they were taken. Raises `GuestError(EPIPE)` when nobody takes any more."""
+
+    async def write_eof(self) -> None:
+        """Nothing more will be written; of a connection, the direction to the peer is shut down."""
+
+    async def wait(self) -> Proc:
+        """Waits for the end (`ProcessState.CLOSED`): the program and its outputs, or both directions of the connection."""
+
+    async def close(self) -> None:
+        """Kills the program or resets the connection, if it is still there, and forgets it. Idempotent; does not wait for the guest."""
 
 
 class GuestLink(Protocol):
@@ -167,6 +230,25 @@ class GuestLink(Protocol):
 
     async def close_process(self, number: int) -> None:
         """Kills what is left of its tree and forgets it and its output."""
+
+    async def open_builtin(
+        self, argv: Sequence[str | bytes], *, user: str | None = None, cwd: str | None = None, stdin: bool = False
+    ) -> GuestStream:
+        """Starts a program of the agent's own. A call that is cancelled leaves nothing behind.
+
+        Raises `GuestError`: EAGAIN when too many streams of this sandbox are open, ENOENT for an unknown program, ENOEXEC for a start
+        that failed in the guest (its message begins with `no such user` where that is why).
+        """
+
+    async def dial(self, port: int, host: str | None = None) -> GuestStream:
+        """Connects to a TCP port in the guest, without `host` on its loopback. A call that is cancelled leaves nothing behind.
+
+        `host` is a literal loopback or own address of the guest. Raises `GuestError`: ECONNREFUSED, ETIMEDOUT, EAGAIN (too many are
+        open) and whatever `connect` says there; `ValueError` for no port.
+        """
+
+    async def metrics(self) -> GuestMetrics:
+        """Asks the guest what it uses."""
 
     async def sync(self) -> None:
         """Flushes the guest's disks."""

@@ -85,6 +85,8 @@ class Baker:
         self._network = network
         self._in_use = in_use
         self._known: dict[str, Baked] = {}
+        self._sizes: dict[str, int] = {}
+        """What the files of a known bake take, in octets."""
         self._flights: dict[str, _InFlight] = {}
         self._one = asyncio.Lock()
         self._recovered = False
@@ -119,6 +121,10 @@ class Baker:
         finally:
             if progress is not None:
                 flight.watchers.remove(progress)
+
+    def page_cache_mib(self) -> int:
+        """What the bakes in use want of the host's page cache, in MiB, for admission: restores are fast as long as they are in it."""
+        return sum(self._sizes.get(key, 0) for key in self._known) >> 20
 
     def discard(self, baked: Baked) -> None:
         """Removes a bake that turned out to be useless; the next caller gets a new one."""
@@ -157,6 +163,7 @@ class Baker:
                     baked = await self._bake(key, release, shape, flight.report)
                 else:
                     await asyncio.to_thread(warm_page_cache, baked)
+            self._sizes[key] = await asyncio.to_thread(files.size_on_disk, baked.folder)
             self._known[key] = baked
             self._bakes.touch(key)
             return baked

@@ -13,7 +13,7 @@ class Follower:
         self.cursors = cursors
         """By descriptor: 1 stdout, 2 stderr."""
         self.stopped = ""
-        """Why it is to end although the session goes on: `disconnected shutdown revoked`."""
+        """Why it is to end although the session goes on: `disconnected shutdown revoked superseded expired`."""
         self._leave = leave
         self._waiter: asyncio.Future[None] | None = None
 

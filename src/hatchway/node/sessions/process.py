@@ -3,8 +3,8 @@
 import errno
 
 from hatchway.domain.errors import Conflict, Exhausted, HatchwayError, Unavailable, Unprocessable
-from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost, ProcessSink, Spawn
-from hatchway.wire.node import Exit, SessionSpec
+from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost, ProcessLimits, ProcessSink, Spawn
+from hatchway.wire.node import Exit, SessionLimits, SessionSpec
 
 
 async def spawn(link: GuestLink, spec: SessionSpec, sink: ProcessSink) -> int | None:
@@ -25,6 +25,7 @@ async def spawn(link: GuestLink, spec: SessionSpec, sink: ProcessSink) -> int | 
                 stdin=spec.stdin,
                 pty=None if spec.pty is None else (spec.pty.rows, spec.pty.cols),
                 timeout_ms=0 if spec.timeout_s is None else max(1, round(spec.timeout_s * 1000)),
+                limits=None if spec.limits is None else _limits(spec.limits),
             ),
             sink,
         )
@@ -83,6 +84,16 @@ def with_totals(exit_: Exit, stdout: int, stderr: int) -> Exit:
         usage=exit_.usage,
         stdout_bytes=stdout,
         stderr_bytes=stderr,
+    )
+
+
+def _limits(limits: SessionLimits) -> ProcessLimits:
+    return ProcessLimits(
+        memory_bytes=None if limits.memory_mib is None else limits.memory_mib * 2**20,
+        cpu_ms=None if limits.cpu_s is None else max(1, round(limits.cpu_s * 1000)),
+        nofile=limits.open_files,
+        pids=limits.processes,
+        fsize_bytes=None if limits.file_size_mib is None else limits.file_size_mib * 2**20,
     )
 
 

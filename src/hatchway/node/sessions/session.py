@@ -38,7 +38,9 @@ class Limits:
     followers: int = 64
     """Clients that may follow one session at the same time."""
     per_sandbox: int = 10_000
-    """Sessions of one sandbox, those that ended and are kept included."""
+    """Sessions of one sandbox, those that ended and are kept included: beyond it the oldest of these goes."""
+    kept_per_sandbox: int = 1 << 30
+    """Octets of output that all sessions of one sandbox keep together: beyond it the oldest output of ended ones goes first."""
     unstarted_s: float = 24 * 3600.0
     """How long a session that nobody attaches to is kept."""
 
@@ -59,6 +61,8 @@ class Surroundings:
     later: Callable[[float, Callable[[], None]], Timer]
     soon: Callable[[Callable[[], None]], object]
     link_of: Callable[[str], GuestLink | None]
+    crowded: Callable[["Session"], None]
+    """More output is kept of the session's sandbox than may be."""
     published: Callable[["Session"], None]
     """The state changed and is on disk (or could not be written, and will be tried again)."""
 
@@ -109,6 +113,11 @@ class Session:
     def started(self) -> bool:
         """The process was started, or could not be started."""
         return self.record.state not in ("created", "starting")
+
+    @property
+    def followed(self) -> bool:
+        """A client reads it now."""
+        return bool(self._followers)
 
     @property
     def living(self) -> bool:
@@ -237,6 +246,8 @@ class Session:
             self._dropped[fd - 1] = max(self._dropped[fd - 1], offset + len(data))
             return
         self.spool.append(fd, offset, data)
+        if self.spool.over_budget:
+            self._around.crowded(self)
         if self._streams_closed:
             self._end_when_stored()
         self._wake()

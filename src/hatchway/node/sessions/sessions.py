@@ -14,7 +14,7 @@ from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sessions import record as records
 from hatchway.node.sessions.record import FILE, Record
 from hatchway.node.sessions.session import Limits, Session, Surroundings, Timer
-from hatchway.node.sessions.spool import STDERR, STDOUT, Spool
+from hatchway.node.sessions.spool import STDERR, STDOUT, Budget, Spool
 from hatchway.wire.node import SessionSpec, SessionStatus
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Sessions:
         self._now = now
         self._sessions: dict[str, Session] = {}
         self._by_sandbox: dict[str, dict[str, Session]] = {}
+        self._budgets: dict[str, Budget] = {}
         self._links: dict[str, GuestLink] = {}
         self._chores: set[asyncio.Task[None]] = set()
         self._around = Surroundings(
@@ -52,6 +53,7 @@ class Sessions:
             later=later or (lambda delay, action: asyncio.get_running_loop().call_later(delay, action)),
             soon=lambda action: asyncio.get_running_loop().call_soon(action),
             link_of=self._links.get,
+            crowded=self._make_room,
             published=self._published,
         )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -89,11 +91,7 @@ class Sessions:
         if not spec.argv or not 1 <= spec.process_id < 2**31:
             raise Unprocessable("invalid_session", "A session needs a command and a process number from 1 up.")
         if len(self._by_sandbox.get(spec.sandbox_id, ())) >= self._limits.per_sandbox:
-            raise Exhausted(
-                "too_many_sessions",
-                f"The sandbox has {self._limits.per_sandbox} sessions.",
-                "Delete some, or create them with a shorter retain_s.",
-            )
+            self._give_up_oldest(spec.sandbox_id)
         folder = self._folder / spec.sandbox_id / spec.session_id
         now = self._now()
         record = Record(spec=spec, created_at=now, retain_until=now + max(spec.retain_s, self._limits.unstarted_s))
@@ -105,7 +103,8 @@ class Sessions:
             raise HostExhausted(
                 "host_disk_full", f"The session cannot be recorded: {error}", "Free disk space."
             ) from error
-        session = Session(folder, record, Spool(folder, self._limits.spool), self._around)
+        spool = Spool(folder, self._limits.spool, self._budget(spec.sandbox_id))
+        session = Session(folder, record, spool, self._around)
         self._add(session)
         return session.status()
 
@@ -176,10 +175,48 @@ class Sessions:
             record = session.record
             over = record.retain_until is not None and record.retain_until <= now
             if over and not record.hidden and record.state in ("created", "ended"):
-                record.hidden = "expired"
-                session.save()
-                session.stop_followers("expired")
-                self._chore(self._expire(session))
+                self._begin_expiry(session)
+
+    def _begin_expiry(self, session: Session) -> None:
+        session.record.hidden = "expired"
+        session.save()
+        session.stop_followers("expired")
+        self._chore(self._expire(session))
+
+    def _give_up_oldest(self, sandbox_id: str) -> None:
+        """Makes room for one more session by expiring the oldest that ended, one that nobody reads if there is one.
+
+        Raises `Exhausted("too_many_sessions")` when none has ended.
+        """
+        ended = [one for one in self._by_sandbox[sandbox_id].values() if one.ended and not one.record.hidden]
+        if not ended:
+            raise Exhausted(
+                "too_many_sessions",
+                f"The sandbox has {self._limits.per_sandbox} sessions that have not ended.",
+                "Delete some of them.",
+            )
+        self._begin_expiry(next((one for one in ended if not one.followed), ended[0]))
+
+    def _make_room(self, session: Session) -> None:
+        """Brings the kept output of a sandbox back under its budget: the oldest of ended sessions goes first, then that of the largest.
+
+        What goes is a gap for whoever reads it later. A sixteenth more goes than must, so that this is not done for each octet.
+        """
+        siblings = self._by_sandbox.get(session.record.spec.sandbox_id, {}).values()
+        budget = self._budget(session.record.spec.sandbox_id)
+        enough = budget.limit - budget.limit // 16
+        for one in siblings:
+            while one.ended and budget.used > enough and one.spool.drop_oldest():
+                continue
+            if budget.used <= enough:
+                return
+        while budget.used > enough:
+            largest = max(siblings, key=lambda one: one.spool.kept)
+            if not largest.spool.drop_oldest():
+                return
+
+    def _budget(self, sandbox_id: str) -> Budget:
+        return self._budgets.setdefault(sandbox_id, Budget(self._limits.kept_per_sandbox))
 
     async def run_sweeper(self, period_s: float = 10.0) -> None:
         """Sweeps until cancelled."""
@@ -219,7 +256,7 @@ class Sessions:
         return self._revive(folder, record)
 
     def _revive(self, folder: Path, record: Record) -> Session:
-        spool = Spool.open(folder, self._limits.spool)
+        spool = Spool.open(folder, self._limits.spool, self._budget(record.spec.sandbox_id))
         if record.state == "ended":
             spool.streams[STDOUT].advance(record.stdout_end, "lost")
             spool.streams[STDERR].advance(record.stderr_end, "lost")
@@ -240,6 +277,8 @@ class Sessions:
         siblings.pop(session.id, None)
         if not siblings:
             self._by_sandbox.pop(session.record.spec.sandbox_id, None)
+            self._budgets.pop(session.record.spec.sandbox_id, None)
+        session.spool.forget()
         session.dispose()
 
     async def _expire(self, session: Session) -> None:
@@ -249,6 +288,7 @@ class Sessions:
     async def _remove_output(self, session: Session) -> None:
         """Removes all but the record."""
         session.spool.seal()
+        session.spool.forget()
         paths = list(session.folder.glob("std*.*")) if session.folder.exists() else []
         await asyncio.to_thread(_unlink, paths)
 

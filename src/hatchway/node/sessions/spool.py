@@ -80,6 +80,7 @@ class Stream:
         self._tail_start = 0
         self._causes: deque[tuple[int, int, str]] = deque(maxlen=_MAX_CAUSES)
         self._failing = False
+        self._sealed = False
 
     @property
     def first(self) -> int:
@@ -119,6 +120,7 @@ class Stream:
 
         Never raises for a full or failing disk: those octets are a gap then.
         """
+        self._sealed = False
         end = offset + len(data)
         if not data or end <= self.end or end > MAX_OFFSET:
             return
@@ -145,7 +147,7 @@ class Stream:
 
     def drop_oldest(self) -> bool:
         """Removes the oldest segment, unless it is the one being written; tells whether it did."""
-        if len(self._segments) < 2:
+        if len(self._segments) < (1 if self._sealed else 2):
             return False
         segment = self._segments.popleft()
         self.kept -= segment.size
@@ -181,6 +183,7 @@ class Stream:
 
     def seal(self) -> None:
         """Nothing more will come: gives file and memory back. Reading goes on from disk."""
+        self._sealed = True
         self._roll()
         self._tail = bytearray()
         self._tail_start = self.end
@@ -255,17 +258,32 @@ class Stream:
         return next((cause for start, end, cause in self._causes if start <= position < end), otherwise)
 
 
-class Spool:
-    """Both streams of one session in one folder, under one bound."""
+class Budget:
+    """What all sessions of one sandbox may keep together, in octets."""
 
-    def __init__(self, folder: Path, limits: SpoolLimits) -> None:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    @property
+    def over(self) -> bool:
+        """More is kept than may be."""
+        return self.used > self.limit
+
+
+class Spool:
+    """Both streams of one session in one folder, under one bound, and counted in the `budget` that it shares with others."""
+
+    def __init__(self, folder: Path, limits: SpoolLimits, budget: Budget | None = None) -> None:
         self._limits = limits
+        self._budget = budget
+        self._counted = 0
         self.streams = {fd: Stream(folder, name, limits) for fd, name in NAMES.items()}
 
     @classmethod
-    def open(cls, folder: Path, limits: SpoolLimits) -> "Spool":
+    def open(cls, folder: Path, limits: SpoolLimits, budget: Budget | None = None) -> "Spool":
         """Reads back what is on disk."""
-        spool = cls(folder, limits)
+        spool = cls(folder, limits, budget)
         found: dict[str, list[int]] = {name: [] for name in NAMES.values()}
         for entry in os.scandir(folder):
             name, _, start = entry.name.partition(".")
@@ -273,7 +291,13 @@ class Spool:
                 found[name].append(int(start))
         for stream in spool.streams.values():
             stream.recover(found[stream.name])
+        spool._count()
         return spool
+
+    @property
+    def over_budget(self) -> bool:
+        """It and the others that share its budget keep more than they may."""
+        return self._budget is not None and self._budget.over
 
     @property
     def kept(self) -> int:
@@ -291,7 +315,32 @@ class Spool:
         while self.kept > self._limits.keep or stream.crowded:
             victim = stream if stream.crowded else max(self.streams.values(), key=lambda one: one.kept)
             if not victim.drop_oldest():
-                return
+                break
+        self._count()
+
+    def drop_oldest(self) -> bool:
+        """Gives up the oldest part of the larger stream, which is a gap from then on; tells whether there was anything to give.
+
+        The part that is being written stays; a sealed spool gives up all.
+        """
+        dropped = any(
+            stream.drop_oldest() for stream in sorted(self.streams.values(), key=lambda one: one.kept, reverse=True)
+        )
+        self._count()
+        return dropped
+
+    def forget(self) -> None:
+        """Its files are removed, or no longer ours to count."""
+        if self._budget is not None:
+            self._budget.used -= self._counted
+        self._counted = 0
+        self._budget = None
+
+    def _count(self) -> None:
+        if self._budget is not None:
+            kept = self.kept
+            self._budget.used += kept - self._counted
+            self._counted = kept
 
     def seal(self) -> None:
         """Gives files and memory back; see `Stream.seal`."""

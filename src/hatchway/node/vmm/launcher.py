@@ -18,6 +18,7 @@ from hatchway.wire.launcher import (
     ForgetVm,
     Hello,
     HelloAnswer,
+    InspectVm,
     KillVm,
     ListVms,
     Request,
@@ -25,6 +26,7 @@ from hatchway.wire.launcher import (
     StartVm,
     VmList,
     VmRecord,
+    VmUsage,
 )
 
 MAX_CONNECTIONS = 8
@@ -73,6 +75,10 @@ class LauncherClient:
             found += page.vms
             if not page.more or not page.vms:
                 return tuple(found)
+
+    async def inspect_vm(self, sandbox_id: str) -> VmUsage:
+        """Returns what the VM's cgroup counts, also after its end, until it is forgotten."""
+        return await self._ask(InspectVm(sandbox_id=sandbox_id), VmUsage)
 
     async def close(self) -> None:
         """Drops the connections; the client can be used again."""

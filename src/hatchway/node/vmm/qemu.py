@@ -1,13 +1,13 @@
 """The driver for QEMU's microvm, with hardware virtualization where the probe found that it works, else software emulation."""
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+from hatchway.domain.host_limits import BURST, DEFAULTS, HostLimits
 from hatchway.domain.shapes import MAX_MEMORY_MIB, Shape
 from hatchway.node.vmm import captures, machines, manifest, probe, qemu_args, tree
 from hatchway.node.vmm import disk as disks
@@ -15,19 +15,19 @@ from hatchway.node.vmm.host import Host
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.machines import Installed
 from hatchway.node.vmm.manifest import Manifest
-from hatchway.node.vmm.qemu_vm import Kind, QemuVm
+from hatchway.node.vmm.qemu_vm import QemuVm
 from hatchway.node.vmm.qmp import QmpError, command
 from hatchway.node.vmm.seam import (
     Baked,
-    LaunchRefused,
     SnapshotMismatch,
     Vm,
     VmmDied,
     VmmError,
     VmmMissing,
     VmSpec,
-    WrongGeneration,
 )
+from hatchway.node.vmm.shim_vm import Kind
+from hatchway.node.vmm.starting import Descriptors, adopted, ask_to_start, running_already, undone_on_failure
 from hatchway.wire.launcher import StartVm
 
 VMM_OVERHEAD_MIB = 96
@@ -54,6 +54,7 @@ class QemuDriver:
         root: tree.Tree,
         host: Host,
         hardware: bool,
+        limits: HostLimits = DEFAULTS,
     ) -> None:
         self.version = installed.version
         self.isolation = "hardware" if hardware else "emulated"
@@ -65,6 +66,7 @@ class QemuDriver:
         self._machine = installed.machine
         self._root = root
         self._hardware = hardware
+        self._limits = limits
         self._boot_roots: dict[tuple[_Identity, _Identity], tree.Tree] = {}
         self._kind = Kind(vmm=f"{self.name} {self.version}", isolation=self.isolation)
 
@@ -79,6 +81,7 @@ class QemuDriver:
         verdicts: Path,
         kernel: Path | None = None,
         hardware: bool | None = None,
+        limits: HostLimits = DEFAULTS,
     ) -> "QemuDriver":
         """Finds QEMU, builds its jail root below `folder` and takes the probe's verdict on KVM.
 
@@ -99,6 +102,7 @@ class QemuDriver:
             root=root,
             host=host,
             hardware=hardware,
+            limits=limits,
         )
 
     def overhead_mib(self, shape: Shape) -> int:
@@ -114,10 +118,10 @@ class QemuDriver:
 
     async def start(self, spec: VmSpec, *, bakeable: bool = False) -> Vm:
         """See `seam.Driver.start`."""
-        if (running := await self._running_already(spec)) is not None:
+        if (running := await running_already(self._launcher, self._run_dir, spec, self._vm)) is not None:
             return running
         size = spec.shape.disk_mib * 2**20
-        with _Descriptors() as fds:
+        with Descriptors() as fds:
             disk = await asyncio.to_thread(self._prepare_start, spec)
             root = await asyncio.to_thread(self._boot_root, spec.boot.kernel, spec.boot.initrd)
             memory = None
@@ -135,6 +139,7 @@ class QemuDriver:
                 shape=spec.shape,
                 layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
                 network=spec.network,
+                limits=self._limits,
                 share_memory=bakeable,
                 cmdline=qemu_args.kernel_command_line(
                     self._machine, spec.boot.cmdline, hardware=self._hardware, tsc_khz=self.host.tsc_khz
@@ -143,19 +148,19 @@ class QemuDriver:
             await self._launch(spec, root, parts, fds)
         bake = self._manifest(spec.shape, spec.network) if bakeable else None
         vm = self._vm(spec, bake=bake, memory=memory)
-        async with _undone_on_failure(vm, self._launcher):
+        async with undone_on_failure(vm, self._launcher):
             await vm.connect()
             grow = disk.size() < size
-            await vm.running(*([command("block_resize", node_name=qemu_args.TOP_NODE, size=size)] if grow else []))
+            await vm.running(*([command("block_resize", node_name=qemu_args.DISK_NODE, size=size)] if grow else []))
         return vm
 
     async def restore(self, baked: Baked, spec: VmSpec, launched: Callable[[Vm], None] | None = None) -> Vm:
         """See `seam.Driver.restore`. The guest learns of a disk larger than the baked one by `Vm.resize_disk`."""
-        if (running := await self._running_already(spec)) is not None:
+        if (running := await running_already(self._launcher, self._run_dir, spec, self._vm)) is not None:
             return running
         if (spec.shape.vcpus, spec.shape.memory_mib) != (baked.shape.vcpus, baked.shape.memory_mib):
             raise SnapshotMismatch(f"The snapshot {baked.key} has another shape than the sandbox.")
-        with _Descriptors() as fds:
+        with Descriptors() as fds:
             disk = await asyncio.to_thread(self._prepare_restore, spec, baked)
             # Read-only: no VM can change the memory that its neighbours are made from.
             fds.add(qemu_args.MEMORY_FD, os.open(baked.memory, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
@@ -167,6 +172,7 @@ class QemuDriver:
                 shape=spec.shape,
                 layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
                 network=spec.network,
+                limits=self._limits,
                 incoming=True,
             )
             # The disk is flushed while the VMM starts, which takes longer.
@@ -177,7 +183,7 @@ class QemuDriver:
                 flushed.cancel()
                 raise
         vm = self._vm(spec)
-        async with _undone_on_failure(vm, self._launcher):
+        async with undone_on_failure(vm, self._launcher):
             if launched is not None:
                 launched(vm)
             await self._loaded(vm, f"snapshot {baked.key}")
@@ -186,16 +192,7 @@ class QemuDriver:
 
     async def adopt(self, spec: VmSpec) -> Vm:
         """See `seam.Driver.adopt`. Raises `WrongGeneration` when the VM that runs is of another one."""
-        vm = self._vm(spec)
-        try:
-            await vm.connect()
-            if vm.ended.is_set():
-                raise vm.died()
-            await vm.status()
-        except BaseException:
-            await vm.close()
-            raise
-        return vm
+        return await adopted(self._vm(spec))
 
     async def capture(self, vm: Vm, folder: Path) -> None:
         """See `seam.Driver.capture`. Raises `VmmError` when the VM is not paused. The source can be resumed in any case."""
@@ -216,10 +213,10 @@ class QemuDriver:
 
     async def revive(self, folder: Path, spec: VmSpec) -> Vm:
         """See `seam.Driver.revive`."""
-        if (running := await self._running_already(spec)) is not None:
+        if (running := await running_already(self._launcher, self._run_dir, spec, self._vm)) is not None:
             return running
         await asyncio.to_thread(captures.verify, folder, self._manifest(spec.shape, spec.network))
-        with _Descriptors() as fds:
+        with Descriptors() as fds:
             disk = disks.load(spec.folder)
             if disk is None:
                 disk = await asyncio.to_thread(captures.copy_disk, folder, spec.folder)
@@ -233,13 +230,14 @@ class QemuDriver:
                 shape=spec.shape,
                 layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
                 network=spec.network,
+                limits=self._limits,
                 incoming=True,
                 devices_only=True,
             )
             await self._launch(spec, self._root, parts, fds)
         vm = self._vm(spec)
-        async with _undone_on_failure(vm, self._launcher):
-            with _Descriptors() as own:
+        async with undone_on_failure(vm, self._launcher):
+            with Descriptors() as own:
                 diff = os.open(folder / captures.DIFF, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 own.add(0, diff)
                 await self._loaded(vm, f"capture {folder.name}", diff)
@@ -276,27 +274,7 @@ class QemuDriver:
                 raise
             raise SnapshotMismatch(f"QEMU could not load the {what}: {error}") from error
 
-    async def _running_already(self, spec: VmSpec) -> Vm | None:
-        """A verb asked again, also by a process that took over from one that died: the machine that runs is the answer."""
-        if not (self._run_dir / "vm" / spec.sandbox_id / "shim.sock").exists():
-            return None
-        try:
-            vm = await self.adopt(spec)
-        except WrongGeneration as error:
-            raise LaunchRefused("exists", str(error), "Stop the VM of the other generation first.") from error
-        except VmmDied:
-            vm = None
-        if isinstance(vm, QemuVm):
-            with contextlib.suppress(VmmError):
-                if await vm.status() in ("running", "paused"):
-                    return vm
-            await vm.close()
-        # It ended, or whoever began to make it did not live to finish.
-        await self._launcher.kill_vm(spec.sandbox_id)
-        await self._launcher.forget_vm(spec.sandbox_id)
-        return None
-
-    async def _launch(self, spec: VmSpec, root: tree.Tree, parts: qemu_args.Parts, fds: "_Descriptors") -> None:
+    async def _launch(self, spec: VmSpec, root: tree.Tree, parts: qemu_args.Parts, fds: Descriptors) -> None:
         environment = {
             "LD_LIBRARY_PATH": tree.LIBRARIES_PATH,
             "LD_PRELOAD": tree.PRELOAD_PATH,
@@ -313,26 +291,17 @@ class QemuDriver:
             kvm=self._hardware,
             vcpus=spec.shape.vcpus,
             memory_limit_mib=spec.shape.memory_mib + self.overhead_mib(spec.shape),
+            # The monitor keeps to the bound itself, bursts included; this holds one that was taken over.
+            io_bps=(self._limits.disk_mib_s << 20) * BURST,
+            io_iops=self._limits.disk_ops_s * BURST,
         )
         root_fd = root.open()
         try:
-            await self._asked_to_start(request, [root_fd, *fds.numbers])
+            await ask_to_start(self._launcher, request, [root_fd, *fds.numbers])
         finally:
             os.close(root_fd)
 
-    async def _asked_to_start(self, request: StartVm, fds: list[int]) -> None:
-        """A request that was sent is carried out also when nobody waits for it any more: its VM is then ended."""
-        asked = asyncio.ensure_future(self._launcher.start_vm(request, fds))
-        try:
-            await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            with contextlib.suppress(VmmError):
-                await asked
-                await self._launcher.kill_vm(request.sandbox_id)
-                await self._launcher.forget_vm(request.sandbox_id)
-            raise
-
-    def _add_disks(self, fds: "_Descriptors", spec: VmSpec, disk: disks.Disk) -> None:
+    def _add_disks(self, fds: Descriptors, spec: VmSpec, disk: disks.Disk) -> None:
         fds.add(qemu_args.BASE_FD, os.open(spec.boot.base, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
         for number, fd in enumerate(disk.open()):
             fds.add(qemu_args.DISK_FDS + number, fd)
@@ -376,55 +345,6 @@ class QemuDriver:
                 os.close(fd)
             os.rename(path.with_suffix(".new"), path)
         return path
-
-
-class _Descriptors:
-    """Descriptors for one VMM with their numbers there; closed here in any case, the VMM has its own by then."""
-
-    def __init__(self) -> None:
-        self._pairs: list[tuple[int, int]] = []
-
-    def add(self, target: int, fd: int) -> None:
-        self._pairs.append((target, fd))
-
-    @property
-    def targets(self) -> tuple[int, ...]:
-        return tuple(target for target, _ in self._pairs)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(fd for _, fd in self._pairs)
-
-    def __enter__(self) -> "_Descriptors":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for fd in self.numbers:
-            os.close(fd)
-
-
-class _undone_on_failure:
-    """Leaves no VM behind where its start failed or was cancelled."""
-
-    def __init__(self, vm: QemuVm, launcher: LauncherClient) -> None:
-        self._vm = vm
-        self._launcher = launcher
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            return
-        await self._vm.close()
-        try:
-            await asyncio.shield(self._clear())
-        except VmmError as error:
-            log.warning("%s: what is left of its start could not be removed: %s", self._vm.spec.sandbox_id, error)
-
-    async def _clear(self) -> None:
-        await self._launcher.kill_vm(self._vm.spec.sandbox_id)
-        await self._launcher.forget_vm(self._vm.spec.sandbox_id)
 
 
 def _identity(path: Path) -> _Identity:

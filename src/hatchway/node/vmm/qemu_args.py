@@ -5,20 +5,24 @@ devices, in exactly the order, that the baked one had: `ARGS_VERSION` is part of
 each change here that a guest can see.
 """
 
+import json
 from dataclasses import dataclass
 
+from hatchway.domain.host_limits import BURST, BURST_S, DEFAULTS, HostLimits
 from hatchway.domain.shapes import Shape
 from hatchway.node.vmm import tree
 from hatchway.node.vmm.machines import Machine
 from hatchway.wire.launcher import AGENT_FD, QMP_FD, TAP_FD
 
-ARGS_VERSION = 1
+ARGS_VERSION = 2
 AGENT_PORT = "hatchway.agent"
 GUEST_MAC = "02:fc:00:00:00:02"
 RAM_PATH = "/hatchway/ram"
 """What the preload library answers with the descriptor in the environment variable `HATCHWAY_RAM_FD`."""
 TOP_NODE = "upper"
-"""Name of the block node that the guest writes to."""
+"""Name of the block node of the topmost file."""
+DISK_NODE = "upper-bounded"
+"""Name of the block node that the guest writes to: what bounds its speed, above the topmost file."""
 CONSOLE_OCTETS = 65_536
 RNG_OCTETS, RNG_PERIOD_MS = 16_384, 1_000
 """How much host randomness a guest may draw: 16 KiB a second."""
@@ -49,6 +53,8 @@ class Parts:
     shape: Shape
     layers: tuple[Layer, ...]
     network: bool
+    limits: HostLimits = DEFAULTS
+    """What bounds the speed of the disk."""
     share_memory: bool = False
     """The memory file is written by the guest: for a bake only."""
     incoming: bool = False
@@ -103,6 +109,15 @@ def kernel_command_line(machine: Machine, template: str, *, hardware: bool, tsc_
     return f"{own} {template}".strip()
 
 
+def throttle_limits(limits: HostLimits) -> dict[str, int]:
+    """QEMU's bounds of one disk: a rate that holds for long, and a higher one for bursts of `BURST_S` seconds."""
+    found: dict[str, int] = {}
+    for name, rate in (("bps", limits.disk_mib_s << 20), ("iops", limits.disk_ops_s)):
+        if rate:
+            found |= {f"{name}-total": rate, f"{name}-total-max": rate * BURST, f"{name}-total-max-length": BURST_S}
+    return found
+
+
 def _fdset_path(fd: int) -> str:
     return f"/dev/fdset/{fd}"
 
@@ -124,7 +139,10 @@ def _disks(parts: Parts) -> list[str]:
             node += f",backing={below}" if below else ""
         argv += ["-blockdev", file, "-blockdev", node]
         below = name
+    group = {"qom-type": "throttle-group", "id": "disk-limits", "limits": throttle_limits(parts.limits)}
+    argv += ["-object", json.dumps(group, separators=(",", ":"))]
+    argv += ["-blockdev", f"driver=throttle,node-name={DISK_NODE},throttle-group=disk-limits,file={below}"]
     argv += ["-device", f"virtio-blk-{bus},id=base-disk,drive=base,serial=base"]
     # An I/O error, a full host disk included, goes to the guest: a VM that stops by itself would look as if it hung.
-    argv += ["-device", f"virtio-blk-{bus},id=upper-disk,drive={TOP_NODE},serial=upper,werror=report,rerror=report"]
+    argv += ["-device", f"virtio-blk-{bus},id=upper-disk,drive={DISK_NODE},serial=upper,werror=report,rerror=report"]
     return argv

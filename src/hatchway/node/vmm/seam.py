@@ -57,11 +57,16 @@ class LaunchRefused(VmmError):
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a VMM ended: its exit code, or the signal that killed it; `guest_shutdown` when the guest powered off."""
+    """How a VMM ended: its exit code, or the signal that killed it; `guest_shutdown` when the guest powered off, `guest_reset` when it reset itself.
+
+    `out_of_memory`: the host's kernel killed it, because it or the host had no memory left.
+    """
 
     code: int | None = None
     signal: int | None = None
     guest_shutdown: bool = False
+    guest_reset: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,8 @@ class Vm(Protocol):
     """One VMM and the machine in it."""
 
     spec: VmSpec
+    pid: int
+    """Of the VMM, in the host's PID namespace; 0 before it is connected to."""
     agent_socket: Path
     """Unix stream socket of the guest channel; one connection at a time."""
     ended: "asyncio.Event"

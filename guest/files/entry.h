@@ -1,0 +1,19 @@
+/* What is said about one entry of a folder. */
+#ifndef HW_FILES_ENTRY_H
+#define HW_FILES_ENTRY_H
+
+#include <stdbool.h>
+#include <sys/stat.h>
+
+#include "say.h"
+
+/* The members of an entry object, without its braces. `target` is NULL but for a symbolic link. */
+void entry_members(struct line *line, const char *absolute, const struct stat *st, const char *target);
+/* The member "entry" of a line, for the path as the caller gave it. */
+void entry_member(struct line *line, const char *path, const struct stat *st, const char *target);
+
+/* The names of accounts, or NULL. */
+const char *user_name(uid_t uid);
+const char *group_name(gid_t gid);
+
+#endif

@@ -1,0 +1,188 @@
+"""Lets a request for file work in, counts it, and ends its work with the client, its token or the node."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from hatchway.domain.errors import HatchwayError, InvalidRequest, Unauthenticated, Unavailable
+from hatchway.node.dataplane import requests, tokens
+from hatchway.node.dataplane.files.failures import too_many
+from hatchway.node.dataplane.files.limits import FileLimits
+from hatchway.node.dataplane.files.query import Query
+from hatchway.node.dataplane.plane import Plane
+from hatchway.node.guest.seam import GuestLink
+from hatchway.wire.tokens import Claims
+
+T = TypeVar("T")
+B = TypeVar("B", bound=msgspec.Struct)
+SCOPE = "files"
+_WATCH = " watch"
+
+
+@dataclass
+class Files:
+    """What the endpoints for files share."""
+
+    plane: Plane
+    limits: FileLimits
+
+    def __post_init__(self) -> None:
+        self._running: Counter[str] = Counter()
+
+    def call(self, scope: Scope, receive: Receive, send: Send, known: Collection[str]) -> "Call":
+        """A request that may be answered. Raises `Unauthenticated`, `Forbidden`, and what `Query` does."""
+        request = Request(scope)
+        sandbox_id = str(request.path_params["sandbox_id"])
+        claims = self.plane.tokens.check(request.headers.get("authorization"))
+        tokens.may_use_sandbox(claims, sandbox_id, self.plane.guests.project_of(sandbox_id))
+        tokens.may_use_scope(claims, SCOPE)
+        return Call(self, scope, receive, send, claims, sandbox_id, Query(scope, known))
+
+    @contextmanager
+    def counted(self, sandbox_id: str, *, watch: bool = False) -> Iterator[None]:
+        """A place for one operation on a sandbox. Raises `Exhausted("too_many_file_operations")`."""
+        names = (sandbox_id, sandbox_id + _WATCH) if watch else (sandbox_id,)
+        for name, most in zip(names, (self.limits.per_sandbox, self.limits.watches), strict=False):
+            if self._running[name] >= most:
+                raise too_many(
+                    f"{most} {'watches' if name is not sandbox_id else 'file operations'} of the sandbox are in hand."
+                )
+        for name in names:
+            self._running[name] += 1
+        try:
+            yield
+        finally:
+            for name in names:
+                self._running[name] -= 1
+                if not self._running[name]:
+                    del self._running[name]
+
+
+@dataclass
+class Call:
+    """One request: who asks, what for, of which sandbox."""
+
+    files: Files
+    scope: Scope
+    receive: Receive
+    send: Send
+    claims: Claims
+    sandbox_id: str
+    query: Query
+
+    @property
+    def link(self) -> GuestLink:
+        """The sandbox's agent. Raises `Conflict("sandbox_not_running")`."""
+        return self.files.plane.link_of(self.sandbox_id)
+
+    @property
+    def limits(self) -> FileLimits:
+        """The bounds."""
+        return self.files.limits
+
+    async def body(self, kind: type[B]) -> B:
+        """The JSON body. Raises what `read_json` does, and `InvalidRequest("body_missing")`."""
+        body = await requests.read_json(self.scope, self.receive, kind, self.limits.body)
+        if body is None:
+            raise InvalidRequest("body_missing", "The request has no body.", "Send a JSON object.")
+        return body
+
+    async def answer(self, value: object, status: int = 200) -> None:
+        """Answers with JSON."""
+        response = Response(msgspec.json.encode(value), status, media_type="application/json")
+        await response(self.scope, self.receive, self.send)
+
+    async def present(
+        self,
+        work: Coroutine[Any, Any, T],
+        *,
+        watch: bool = False,
+        stopped: Callable[[str], Coroutine[Any, Any, T]] | None = None,
+    ) -> T:
+        """Does `work` in a place of its own for as long as the client is there and may. Raises what `counted` and `held` do."""
+        try:
+            with self.files.counted(self.sandbox_id, watch=watch):
+                return await self.held(work, stopped=stopped)
+        finally:
+            work.close()
+
+    async def held(
+        self,
+        work: Coroutine[Any, Any, T],
+        *,
+        departed: Callable[[], Awaitable[None]] | None = None,
+        stopped: Callable[[str], Coroutine[Any, Any, T]] | None = None,
+    ) -> T:
+        """Does `work` for as long as the client is there and may; then it is cancelled and waited for.
+
+        `departed` returns when a client whose body is being read goes away. Raises `ClientGone`, or the error for a token that
+        ended or a node that does; where there is `stopped` it is called with the reason instead.
+        """
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def end(why: str) -> None:
+            if not ended.done():
+                ended.set_result(why)
+
+        try:
+            with self.files.plane.opened(self.claims, end):
+                return await self._until(ended, end, work, departed, stopped)
+        finally:
+            work.close()
+
+    async def _until(
+        self,
+        ended: "asyncio.Future[str]",
+        end: Callable[[str], None],
+        work: Coroutine[Any, Any, T],
+        departed: Callable[[], Awaitable[None]] | None,
+        stopped: Callable[[str], Coroutine[Any, Any, T]] | None,
+    ) -> T:
+        async def watch_departure() -> None:
+            if departed is not None:
+                await departed()
+            else:
+                while (await self.receive())["type"] != "http.disconnect":
+                    pass
+            end("disconnected")
+
+        loop = asyncio.get_running_loop()
+        task, departure = loop.create_task(work), loop.create_task(watch_departure())
+        both: set[asyncio.Future[Any]] = {task, ended}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            departure.cancel()
+            if not task.done():
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if not task.cancelled():
+            return task.result()
+        why = ended.result()
+        if why == "disconnected":
+            raise requests.ClientGone
+        if stopped is not None:
+            return await stopped(why)
+        raise no_more(why)
+
+
+def no_more(why: str) -> HatchwayError:
+    """Why work that a client had a right to was ended."""
+    if why == "shutdown":
+        return Unavailable("closing", "The node is shutting down.", "Try again in a moment.")
+    words = {
+        "revoked": Unauthenticated("token_revoked", "The token was revoked.", tokens.RENEW),
+        "expired": Unauthenticated("token_expired", "The token has expired.", tokens.RENEW),
+        "superseded": Unauthenticated(
+            "token_superseded", "The token was issued for an earlier life of the sandbox.", tokens.RENEW
+        ),
+    }
+    return words[why]

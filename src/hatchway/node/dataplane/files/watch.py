@@ -1,0 +1,95 @@
+"""`GET …/files/watch`: changes below a path as server-sent events, until the client goes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from hatchway.domain.errors import HatchwayError
+from hatchway.node.dataplane import sse
+from hatchway.node.dataplane.files import answers
+from hatchway.node.dataplane.files.access import Call, Files, no_more
+from hatchway.node.dataplane.files.entries import PATH
+from hatchway.node.dataplane.files.program import Argument, run
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Watch:
+    """The endpoint; an ASGI application. Events: `ready`, `file`, `overflow`, `ping`, and `end` with its `reason`."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        call = self._files.call(scope, receive, send, (*PATH, "recursive"))
+        watching = _Watching(call)
+        await call.present(watching.run(), watch=True, stopped=watching.stopped)
+
+
+class _Watching:
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._started = False
+
+    async def run(self) -> None:
+        call = self._call
+        arguments: list[Argument] = [("path", call.query.path()), ("recursive", int(call.query.flag("recursive")))]
+        try:
+            async with run(call.link, "watch", arguments, user=call.query.user(), limits=call.limits) as program:
+                head = await program.head(answers.WatchHead)
+                await call.send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                self._started = True
+                await self._event("ready", head)
+                await self._events(program.lines(within=None))
+                done = await program.done(answers.WatchDone)
+        except HatchwayError as error:
+            if not self._started:
+                raise
+            await self._end({"reason": "failed", "code": error.code, "cause": error.cause})
+        else:
+            await self._end({"reason": done.ended})
+
+    async def stopped(self, why: str) -> None:
+        """The client is there and may watch no longer."""
+        if self._started:
+            await self._end({"reason": why})
+        else:
+            raise no_more(why)
+
+    async def _events(self, lines: AsyncIterator[bytes]) -> None:
+        following = asyncio.ensure_future(anext(lines, None))
+        try:
+            while True:
+                await asyncio.wait({following}, timeout=self._call.limits.ping_s)
+                if not following.done():
+                    await self._send(sse.PING)
+                    continue
+                line = following.result()
+                if line is None:
+                    return
+                if answers.decode(line, answers.Kind).event == "overflow":
+                    await self._event("overflow", answers.decode(line, answers.Overflow))
+                else:
+                    await self._event("file", answers.decode(line, answers.Change))
+                following = asyncio.ensure_future(anext(lines, None))
+        finally:
+            following.cancel()
+
+    async def _event(self, name: str, data: object) -> None:
+        await self._send(b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data)))
+
+    async def _end(self, data: dict[str, str]) -> None:
+        await self._event("end", data)
+        await self._call.send({"type": "http.response.body", "body": b""})
+
+    async def _send(self, octets: bytes) -> None:
+        await self._call.send({"type": "http.response.body", "body": octets, "more_body": True})
+        # To a client that is gone, send never waits: without a turn for the loop nobody would hear that it is.
+        await asyncio.sleep(0)
