@@ -44,6 +44,8 @@ class ControlConfig:
     node_uid: int | None = None
     """The user that it runs as; None: our own."""
     more_nodes: tuple[NodeAddress, ...] = ()
+    production: bool = False
+    """Make no key for development, and start with none."""
     host: str = "127.0.0.1"
     port: int = 7070
     """Where to listen when no socket is handed over."""

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.errors import HatchwayError
-from hatchway.domain.ids import new_id
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
+from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
 from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
@@ -25,14 +26,15 @@ from hatchway.node.images.bake import Baker
 from hatchway.node.images.store import Images
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.service import NodeService
-from hatchway.node.sessions.sessions import Sessions
 from hatchway.node.sessions.session import Limits
+from hatchway.node.sessions.sessions import Sessions
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import VmmError
 from hatchway.wire.small_files import replace_file
 
 log = logging.getLogger(__name__)
+
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,25 @@ class NodeConfig:
     tls: TlsConfig | None = None
 
 
-def run(config: NodeConfig, *, control: socket.socket, data: socket.socket, ready: Callable[[], None]) -> None:
+def run(
+    config: NodeConfig,
+    *,
+    control: socket.socket,
+    data: socket.socket,
+    ready: Callable[[], None],
+    data_tls: ssl.SSLContext | None = None,
+) -> None:
     """Runs the node until SIGTERM; the sandboxes go on without it. `ready` is called when it serves."""
-    asyncio.run(_run(config, control, data, ready))
+    asyncio.run(_run(config, control, data, ready, data_tls))
 
 
-async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, ready: Callable[[], None]) -> None:
+async def _run(
+    config: NodeConfig,
+    control: socket.socket,
+    data: socket.socket,
+    ready: Callable[[], None],
+    data_tls: ssl.SSLContext | None,
+) -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -114,7 +129,7 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
         tls = config.tls
         servers.append(await service.serve_tls(tls.host, tls.port, tls.certificate, tls.key, tls.client_ca))
 
-    dataplane = DataPlaneServer(make_app(sessions, tokens, sandboxes), [data])
+    dataplane = DataPlaneServer(make_app(sessions, tokens, sandboxes), [data], tls=data_tls)
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
     baking = loop.create_task(_bake_default(context)) if config.bake_default else None
@@ -123,7 +138,6 @@ async def _run(config: NodeConfig, control: socket.socket, data: socket.socket, 
 
     for server in servers:
         server.close()
-    for task in (sweeping, baking):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -139,6 +153,8 @@ async def _bake_default(context: Context) -> None:
     try:
         release = context.images.resolve("seed:latest")
         await context.baker.baked(release, Shape())
+
+
     except (HatchwayError, VmmError, OSError) as error:
         log.warning("the default shape could not be baked yet: %s", error)
 
