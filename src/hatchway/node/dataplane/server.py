@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 
 from hatchway.node.dataplane.app import App
+from hatchway.node.dataplane.websocket import MAX_MESSAGE, PING_S, BoundedWebSocket
 from hatchway.wire.http_head import BoundedHead
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,11 @@ class DataPlaneServer:
                 app,
                 http=BoundedHead,
                 loop="asyncio",
-                ws="none",
+                ws=BoundedWebSocket,
+                ws_max_size=MAX_MESSAGE,
+                ws_ping_interval=PING_S,
+                ws_ping_timeout=None,
+                ws_per_message_deflate=False,
                 lifespan="off",
                 access_log=False,
                 log_config=None,
