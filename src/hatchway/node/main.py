@@ -36,7 +36,6 @@ from hatchway.wire.small_files import replace_file
 log = logging.getLogger(__name__)
 
 
-
 @dataclass(frozen=True)
 class TlsConfig:
     """Listener for control processes on other hosts: files in PEM."""
@@ -138,6 +137,7 @@ async def _run(
 
     for server in servers:
         server.close()
+    for task in (sweeping, baking):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -153,8 +153,6 @@ async def _bake_default(context: Context) -> None:
     try:
         release = context.images.resolve("seed:latest")
         await context.baker.baked(release, Shape())
-
-
     except (HatchwayError, VmmError, OSError) as error:
         log.warning("the default shape could not be baked yet: %s", error)
 

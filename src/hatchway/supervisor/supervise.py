@@ -263,8 +263,8 @@ class Supervisor:
         }
         replace_file(self._settings.endpoint, json.dumps(urls).encode(), mode=0o644, durable=False)
         self._report({"event": "ready", **urls})
-
         service_manager.ready(f"API {urls['api']}, data plane {urls['data']}")
+
     # -- while it runs
 
     def _publish_roles(self) -> None:
@@ -278,10 +278,10 @@ class Supervisor:
         logs_at = time.monotonic()
         self._publish_roles()
         while True:
-            wait = min((at - time.monotonic() for at in delayed.values()), default=LOGS_EVERY_S)
             service_manager.alive()
-            info = signal.sigtimedwait(_HANDLED, max(0.0, min(wait, LOGS_EVERY_S)))
+            wait = min((at - time.monotonic() for at in delayed.values()), default=LOGS_EVERY_S)
             wait = min(wait, service_manager.interval_s(LOGS_EVERY_S))
+            info = signal.sigtimedwait(_HANDLED, max(0.0, min(wait, LOGS_EVERY_S)))
             if time.monotonic() >= logs_at:
                 logs_at = time.monotonic() + LOGS_EVERY_S
                 for role in self._roles:
@@ -289,8 +289,8 @@ class Supervisor:
             if info is not None and info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 return signal.Signals(info.si_signo)
             if info is not None and info.si_signo == signal.SIGHUP:
-                for role in self._roles:
                 self._reload_tls()
+                for role in self._roles:
                     role.ask_to_end()
             for role in self._reaped():
                 lived = time.monotonic() - role.last_start
@@ -310,7 +310,6 @@ class Supervisor:
                     self._publish_roles()
                     self._report({"event": "restarted", "role": role.name})
 
-    def _reaped(self) -> list[Role]:
     def _reload_tls(self) -> None:
         """Certificates are renewed while the service is up; with files that cannot be used it goes on with those that it has."""
         try:
@@ -318,6 +317,7 @@ class Supervisor:
         except HatchwayError as error:
             self._report({"event": "progress", "phase": "reload", "message": str(error)})
 
+    def _reaped(self) -> list[Role]:
         dead: list[Role] = []
         while True:
             try:
@@ -342,8 +342,8 @@ class Supervisor:
             )
 
     def _end_all(self) -> None:
-        for role in reversed(self._roles):
         service_manager.stopping()
+        for role in reversed(self._roles):
             role.ask_to_end()
             deadline = time.monotonic() + END_WITHIN_S
             while role.pid and time.monotonic() < deadline:
