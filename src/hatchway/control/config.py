@@ -59,6 +59,8 @@ class ControlConfig:
     operation_bound_s: float = 900.0
     """An operation other than a delete that has not ended by then, node away or not, fails."""
     reconcile_every_s: float = 30.0
+    ballast_mib: int = 16
+    """What is held on the disk so that deletions can be recorded when it is full."""
     deleted_kept_s: float = 3600.0
     """How long a deleted sandbox can still be seen."""
 

@@ -110,6 +110,7 @@ async def create(call: Call[CreateSandbox]) -> Response:
     check_env(body.env, "env")
     check_metadata(body.metadata)
     plane = call.plane
+    await plane.database.require_room()
     await plane.nodes.wait(None, within=NODE_WAIT_S)
     candidates = plane.nodes.ready()
     _check_size(body, candidates)

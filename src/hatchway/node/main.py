@@ -31,7 +31,10 @@ from hatchway.node.sessions.sessions import Sessions
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import VmmError
+from hatchway.wire.ballast import Ballast
 from hatchway.wire.small_files import replace_file
+
+KEEP_BALLAST_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +117,7 @@ async def _run(
         sessions=sessions,
         events=events,
         capacity=Capacity(config.limits, root, baker.page_cache_mib),
+        ballast=Ballast(config.folder / "ballast", config.limits.ballast_mib << 20),
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
         network=network,
     )
@@ -131,13 +135,14 @@ async def _run(
     dataplane = DataPlaneServer(make_app(sessions, tokens, sandboxes), [data], tls=data_tls)
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
+    holding = loop.create_task(_keep_ballast(context.ballast))
     baking = loop.create_task(_bake_default(context)) if config.bake_default else None
     ready()
     await ended.wait()
 
     for server in servers:
         server.close()
-    for task in (sweeping, baking):
+    for task in (sweeping, holding, baking):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -146,6 +151,14 @@ async def _run(
     await context.baker.close()
     await sessions.close()
     await sandboxes.release()
+
+
+async def _keep_ballast(ballast: Ballast) -> None:
+    """Takes again what was given up, as soon as there is room."""
+    while True:
+        if not ballast.whole:
+            await asyncio.to_thread(ballast.keep)
+        await asyncio.sleep(KEEP_BALLAST_EVERY_S)
 
 
 async def _bake_default(context: Context) -> None:

@@ -238,6 +238,7 @@ class Supervisor:
                 node_socket=settings.run / "node.sock",
                 node_uid=ids.node,
                 production=settings.production,
+                ballast_mib=settings.limits.ballast_mib,
             )
             run(config, api=api, ready=ready, tls=self._api_tls)
 
