@@ -113,6 +113,15 @@ static const char *type_of(mode_t mode)
     }
 }
 
+/* A disk may hold times that this has no room for: the first or last there is stands for them. */
+static int64_t nanoseconds(const struct timespec *time)
+{
+    int64_t second = 1000000000, most = INT64_MAX / second;
+    if (time->tv_sec >= most || time->tv_sec <= -most)
+        return time->tv_sec > 0 ? INT64_MAX : INT64_MIN;
+    return (int64_t)time->tv_sec * second + time->tv_nsec;
+}
+
 void entry_members(struct line *line, const char *absolute, const struct stat *st, const char *target)
 {
     const char *slash = strrchr(absolute, '/');
@@ -126,7 +135,7 @@ void entry_members(struct line *line, const char *absolute, const struct stat *s
     line_unsigned(line, "gid", st->st_gid);
     account(line, "user", user_name(st->st_uid), st->st_uid);
     account(line, "group", group_name(st->st_gid), st->st_gid);
-    line_signed(line, "mtime_ns", (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec);
+    line_signed(line, "mtime_ns", nanoseconds(&st->st_mtim));
     if (target)
         line_octets(line, "target", target, strlen(target));
 }

@@ -178,6 +178,7 @@ void op_list(void)
     if (list.base[list.root - 1] != '/')
         list.root++;
     list_folder(dir, 0, after ? after : "");
+    closedir(dir);
     say_count("entries", &list.entries);
     say_count("skipped", &list.skipped);
     struct line *line = say_ok();

@@ -16,6 +16,9 @@
 #include "path.h"
 
 #define PREFIX ".hatchway-upload."
+#ifndef HW_NAMELESS
+#define HW_NAMELESS O_TMPFILE /* tests replace it by what a file system without such files refuses */
+#endif
 
 enum { MAX_SWEPT = 4096 /* entries looked at: a sweep is a favour, not the work */, NO_REPLACE = 1 /* RENAME_NOREPLACE */ };
 
@@ -75,7 +78,7 @@ int upload_open(int folder)
             signal((int[]){SIGTERM, SIGINT, SIGHUP}[i], ended);
     }
     if (!no_nameless) {
-        upload.fd = openat(folder, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+        upload.fd = openat(folder, ".", HW_NAMELESS | O_RDWR | O_CLOEXEC, 0600);
         if (upload.fd >= 0 && access(path_of_fd(upload.fd), F_OK) == 0 && flock(upload.fd, LOCK_EX) == 0)
             return upload.fd;
         if (upload.fd < 0 && errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)

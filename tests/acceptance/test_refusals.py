@@ -202,13 +202,14 @@ def test_a_full_disk(service: Service, tmp_path: Path) -> None:
     """The node's folder lies on a file system of 520 MiB, in a mount namespace of the service's own."""
     node = tmp_path / "data" / "node"
     node.mkdir(parents=True)
-    mount = f"mount -t tmpfs -o size=520m,mode=0700,uid=1899999999 tmpfs {node}"
+    base = 1_900_000_000 + 2**17  # chosen, so that the file system can be made for the node's user
+    mount = f"mount -t tmpfs -o size=520m,mode=0700,uid={base - 1} tmpfs {node}"
     start = " ".join(
         [*HATCHWAY, "up", "--no-bake", "--data-dir", str(node.parent), "--api-port", "0", "--data-port", "0"]
     )
     process = subprocess.Popen(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"{mount} && exec {start}"],
-        env=service.environ,
+        env={**service.environ, "HATCHWAY_UID_BASE": str(base)},
         stderr=subprocess.PIPE,
         text=True,
     )

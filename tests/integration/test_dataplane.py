@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import fcntl
 import hashlib
 import json
 import os
@@ -13,9 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from dataplane_fixtures import Opener, agent, opened, plane
 from dataplane_harness import WITHIN, Command, Plane, Seen
 
-ROOT = Path(__file__).parents[2]
+__all__ = ["agent", "opened", "plane"]
 
 # Prints N lines that tell their own number, so that any part shows where it belongs.
 COUNT = "import sys\nfor n in range({lines}): sys.stdout.write(f'{{n:019d}}\\n')"
@@ -24,46 +24,6 @@ COUNT = "import sys\nfor n in range({lines}): sys.stdout.write(f'{{n:019d}}\\n')
 def counted(lines: int) -> bytes:
     """What `COUNT` prints."""
     return b"".join(b"%019d\n" % n for n in range(lines))
-
-
-@pytest.fixture(scope="session")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The guest agent, built to run on the host; once for all test workers."""
-    out = tmp_path_factory.getbasetemp().parent / "agent-for-dataplane"
-    out.mkdir(exist_ok=True)
-    with (out / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.run(
-            ["make", "-C", ROOT / "guest", "host", f"OUT={out}"], check=True, capture_output=True, timeout=300
-        )
-    return out / "hatchway-agent-host"
-
-
-Opener = Callable[..., Awaitable[Plane]]
-
-
-@pytest.fixture
-async def opened(tmp_path: Path, agent: Path) -> AsyncIterator[Opener]:
-    """Makes planes with settings of their own."""
-    planes: list[Plane] = []
-
-    async def make(**settings: object) -> Plane:
-        folder = tmp_path / f"plane{len(planes)}"
-        folder.mkdir(exist_ok=True)
-        plane = Plane(folder, agent, **settings)
-        planes.append(plane)
-        plane.start_agent()
-        await plane.start_node()
-        return plane
-
-    yield make
-    for plane in planes:
-        await plane.stop()
-
-
-@pytest.fixture
-async def plane(opened: Opener) -> Plane:
-    return await opened()
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

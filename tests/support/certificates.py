@@ -1,5 +1,6 @@
 """A certificate authority for one test, and certificates of it."""
 
+import ipaddress
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,12 +28,12 @@ class Authority:
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, host: str) -> tuple[Path, Path]:
-        """A certificate for a name, and its key."""
+        """A certificate for a name or an IP address, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
         certificate = (
             self._builder(name, key)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_general_name(host)]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         paths = self._folder / f"{host}.pem", self._folder / f"{host}.key"
@@ -63,3 +64,10 @@ class Authority:
             .not_valid_before(now - timedelta(hours=1))
             .not_valid_after(now + timedelta(hours=1))
         )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

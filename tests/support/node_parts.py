@@ -14,6 +14,7 @@ from hatchway.node.events import Events
 from hatchway.node.guest.seam import AgentHello
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.vmm.seam import ExitStatus, VmInfo, VmmDied
+from hatchway.wire.ballast import Ballast
 from hatchway.wire.node import SandboxSpec
 
 DIGEST = "sha256:" + "5eed" * 16
@@ -253,6 +254,7 @@ class Node:
             sessions=self.sessions,  # type: ignore[arg-type]
             events=events,
             capacity=self.room,
+            ballast=Ballast(self.root / ".ballast", 1 << 20),
             drop=lambda sandbox_id: self.sandboxes.drop(sandbox_id),
         )
         self.sandboxes = Sandboxes(self.context)

@@ -12,18 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from hatchway.domain.errors import Forbidden, Unavailable
+from hatchway.domain.errors import Unavailable
 from hatchway.supervisor import folder, logs, supervise
 from hatchway.supervisor.roles import Role
 
 CLONE_NEWPID = 0x20000000
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "sandboxes.example", ""])
-def test_a_listener_that_other_machines_reach_is_refused(host: str) -> None:
-    with pytest.raises(Forbidden) as refused:
-        folder.listen_tcp(host, 0)
-    assert refused.value.code == "not_loopback"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost"])

@@ -1,4 +1,4 @@
-"""Commands about what is recorded: `operations`, `templates`, `keys`, `events`."""
+"""Commands about what is recorded: `operations`, `templates`, `events`."""
 
 from typing import Annotated
 
@@ -14,11 +14,6 @@ def register(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     app.command("operations")(operations)
     app.command("templates")(templates)
-    keys = typer.Typer(rich_markup_mode=None)
-    keys.callback(invoke_without_command=True)(keys_ls)
-    keys.command("create")(keys_create)
-    keys.command("rm")(keys_rm)
-    app.add_typer(keys, name="keys")
     app.command("events")(events)
 
 
@@ -80,50 +75,6 @@ def templates(front: Front) -> None:
         for one in found
     ]
     print_table(("TEMPLATE", "DIGEST", "SIZE", "CREATED", "DESCRIPTION"), rows)
-
-
-@with_front
-def keys_ls(front: Front, context: typer.Context) -> None:
-    """List the API keys, without their secrets; or make and revoke them."""
-    if context.invoked_subcommand is not None:
-        return
-    from .output import print_json, print_table, when
-
-    found = list(front.client.keys.list())
-    if front.json:
-        print_json(found)
-        return
-    rows = [
-        (one.id, one.name, one.prefix, ", ".join(one.scopes), when(one.created_at), when(one.expires_at))
-        for one in found
-    ]
-    print_table(("KEY", "NAME", "BEGINS", "SCOPES", "CREATED", "EXPIRES"), rows)
-
-
-@with_front
-def keys_create(
-    front: Front,
-    name: Annotated[str, typer.Argument(help="What it is for.", show_default=False)],
-    expires_in: Annotated[
-        float | None, typer.Option("--expires-in", min=1, metavar="SECONDS", help="How long it is valid.")
-    ] = None,
-) -> None:
-    """Make an API key and print it; it is shown this once."""
-    from .output import print_json
-
-    key = front.client.keys.create(name, expires_in=expires_in)
-    if front.json:
-        print_json(key)
-    else:
-        print(key.key)
-
-
-@with_front
-def keys_rm(
-    front: Front, key_id: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key.", show_default=False)]
-) -> None:
-    """Revoke an API key: it stops working at once."""
-    front.client.keys.delete(key_id)
 
 
 @with_front

@@ -1,20 +1,28 @@
-"""Commands that run the service itself: `up`, `down`, `doctor`. The only module here that reaches the supervisor."""
+"""Commands that run the service itself: `up`, `down`, `doctor`. With `keys`, the only module here that reaches the supervisor."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from .front import FAILED, Finished, show
 
 if TYPE_CHECKING:
-    from hatchway.supervisor.settings import Settings
+    from hatchway.supervisor.settings import Profile, Settings
 
 DataDir = Annotated[
     Path | None,
     typer.Option(
         "--data-dir", help="Where everything lies. Default: HATCHWAY_DATA_DIR, else the user's own.", show_default=False
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Settings file. Default: HATCHWAY_CONFIG, else hatchway.toml in the data folder.",
+        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -30,34 +38,72 @@ def register(app: typer.Typer) -> None:
 
 def up(
     data_dir: DataDir = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when the service is ready.")] = False,
-    api_host: Annotated[str, typer.Option("--api-host", help="Address of the API.")] = "127.0.0.1",
-    api_port: Annotated[int, typer.Option("--api-port", min=0, max=65535, help="Port of the API; 0: any.")] = 7070,
-    data_host: Annotated[str, typer.Option("--data-host", help="Address of the data plane.")] = "127.0.0.1",
-    data_port: Annotated[
-        int, typer.Option("--data-port", min=0, max=65535, help="Port of the data plane; 0: any.")
-    ] = 7071,
-    bake: Annotated[
-        bool,
+    config: Config = None,
+    profile: Annotated[
+        str | None,
         typer.Option(
-            "--bake/--no-bake", help="Prepare the default shape at start, so that the first creation is fast."
+            "--profile",
+            help="development: loopback, with a key made for you; production: nothing weaker than it should be.",
+            show_default="development",
         ),
-    ] = True,
+    ] = None,
+    allow_emulated: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-emulated", help="In production: start also where sandboxes have software emulation for a boundary."
+        ),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when the service is ready.")] = False,
+    api_host: Annotated[
+        str | None, typer.Option("--api-host", help="Address of the API.", show_default="127.0.0.1")
+    ] = None,
+    api_port: Annotated[
+        int | None,
+        typer.Option("--api-port", min=0, max=65535, help="Port of the API; 0: any.", show_default="7070"),
+    ] = None,
+    data_host: Annotated[
+        str | None, typer.Option("--data-host", help="Address of the data plane.", show_default="127.0.0.1")
+    ] = None,
+    data_port: Annotated[
+        int | None,
+        typer.Option("--data-port", min=0, max=65535, help="Port of the data plane; 0: any.", show_default="7071"),
+    ] = None,
+    bake: Annotated[
+        bool | None,
+        typer.Option(
+            "--bake/--no-bake",
+            help="Prepare the default shape at start, so that the first creation is fast.",
+            show_default="bake",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start the service."""
-    from dataclasses import replace
+    from hatchway.supervisor import commands, configuration
 
-    from hatchway.supervisor import commands
+    if profile not in (None, "development", "production"):
+        raise typer.BadParameter("is development or production", param_hint="--profile")
 
-    settings = replace(
-        _settings(data_dir), api_host=api_host, api_port=api_port, data_host=data_host, data_port=data_port, bake=bake
-    )
-    _finish(lambda: commands.up(settings, detach=detach, as_json=json), json)
+    def body() -> int:
+        settings = configuration.settings(
+            _data_dir(data_dir),
+            config,
+            profile=cast("Profile | None", profile),
+            allow_emulated=allow_emulated,
+            api_host=api_host,
+            api_port=api_port,
+            data_host=data_host,
+            data_port=data_port,
+            bake=bake,
+        )
+        return commands.up(settings, detach=detach, as_json=json)
+
+    _finish(body, json)
 
 
 def down(
     data_dir: DataDir = None,
+    config: Config = None,
     keep_sandboxes: Annotated[
         bool, typer.Option("--keep-sandboxes", help="End only the service; the next `up` finds its sandboxes running.")
     ] = False,
@@ -66,14 +112,14 @@ def down(
     """Stop the service and power its sandboxes off; their disks stay."""
     from hatchway.supervisor import commands
 
-    _finish(lambda: commands.down(_settings(data_dir), keep_sandboxes=keep_sandboxes), json)
+    _finish(lambda: commands.down(_settings(data_dir, config), keep_sandboxes=keep_sandboxes), json)
 
 
-def doctor(data_dir: DataDir = None, json: Json = False) -> None:
+def doctor(data_dir: DataDir = None, config: Config = None, json: Json = False) -> None:
     """Show what this machine offers, what is missing, and what to do about it."""
     from hatchway.supervisor import commands
 
-    _finish(lambda: commands.doctor(_settings(data_dir), as_json=json), json)
+    _finish(lambda: commands.doctor(_settings(data_dir, config), as_json=json), json)
 
 
 def bench(
@@ -87,13 +133,19 @@ def bench(
     """Measure the running service against the bare VMM of this machine, in the same run."""
     from hatchway.bench.commands import run
 
-    _finish(lambda: run(names or [], _settings(data_dir).data_dir, runs=runs, as_json=json), json)
+    _finish(lambda: run(names or [], _data_dir(data_dir), runs=runs, as_json=json), json)
 
 
-def _settings(data_dir: Path | None) -> "Settings":
-    from hatchway.supervisor.settings import Settings, default_data_dir
+def _settings(data_dir: Path | None, config: Path | None) -> "Settings":
+    from hatchway.supervisor import configuration
 
-    return Settings(data_dir=(data_dir or default_data_dir()).absolute())
+    return configuration.settings(_data_dir(data_dir), config)
+
+
+def _data_dir(data_dir: Path | None) -> Path:
+    from hatchway.supervisor.settings import default_data_dir
+
+    return (data_dir or default_data_dir()).absolute()
 
 
 def _finish(body: Callable[[], int], json: bool) -> None:

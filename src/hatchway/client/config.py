@@ -18,10 +18,14 @@ _IPV4_LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a client needs to know: base URL of the API without a slash at its end, and the key, if there is one."""
+    """What a client needs to know: base URL of the API without a slash at its end, and the key, if there is one.
+
+    `ca` is a file in PEM with the authorities that are trusted instead of the system's.
+    """
 
     url: str
     key: str | None
+    ca: str | None = None
 
 
 class _Endpoint(msgspec.Struct):
@@ -41,6 +45,7 @@ def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def find(url: str | None = None, key: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """Finds URL and key: what was given, else `HATCHWAY_URL` and `HATCHWAY_API_KEY`, else the files of the data folder.
+    `HATCHWAY_CA_FILE` names the authorities to trust where they are not the system's.
 
     The development key of the data folder is used only for the service of that folder: for the URL that the folder names,
     or a loopback URL; it is never sent to another machine. Raises `InvalidRequest("bad_url")` for a URL that is not HTTP,
@@ -58,7 +63,7 @@ def find(url: str | None = None, key: str | None = None, environ: Mapping[str, s
     if key is None and (local is not None or is_loopback(host)):
         content = _read(folder / "dev.key")
         key = content.decode("ascii", "replace").strip() or None if content is not None else None
-    return Config(url, key)
+    return Config(url, key, environ.get("HATCHWAY_CA_FILE") or None)
 
 
 def is_loopback(host: str) -> bool:

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from .config import Config, is_loopback
-from .errors import BadAnswer, ConnectionFailed, HatchwayError
+from .errors import BadAnswer, ConnectionFailed, HatchwayError, InvalidRequest
 from .steps import Emit, Flow, Open, Pause, Read, Reply, Request, Stream
 
 T = TypeVar("T")
@@ -55,12 +55,26 @@ class Common:
             "headers": {"Accept-Encoding": "identity", "User-Agent": "hatchway-python"},
         }
 
+    def _trust(self) -> None:
+        """Loads the authorities that the certificate of a service must be of. Raises `InvalidRequest("ca_unreadable")`."""
+        if self.config.ca is None:
+            self._tls.load_default_certs()
+        else:
+            try:
+                self._tls.load_verify_locations(self.config.ca)
+            except OSError as error:  # what OpenSSL says is one too
+                raise InvalidRequest(
+                    "ca_unreadable",
+                    f"{self.config.ca} cannot be used: {error}",
+                    "HATCHWAY_CA_FILE names a file in PEM with the certificates of the authorities to trust.",
+                ) from None
+        self._tls_ready = True
+
     def arguments(self, request: Request, streaming: bool) -> dict[str, Any]:
         """What the HTTP library needs for `request`."""
         url = request.url if "://" in request.url else self.config.url + request.url
         if url.startswith("https:") and not self._tls_ready:
-            self._tls.load_default_certs()
-            self._tls_ready = True
+            self._trust()
         headers = dict(request.headers)
         token = request.token or self.config.key
         if token is not None:
@@ -87,6 +101,13 @@ class Common:
                 "Close streams that are no longer read, or use another client.",
             ) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise ConnectionFailed(
+                    f"{_origin(error, self.config)} shows a certificate that is not trusted here: {error}",
+                    "Check the URL; HATCHWAY_CA_FILE names the authority of a certificate that no public one has signed.",
+                    code="not_trusted",
+                    sent=False,
+                ) from None
             raise ConnectionFailed(f"Nobody answers at {_origin(error, self.config)}: {error}", sent=False) from None
         except httpx.TimeoutException as error:
             raise ConnectionFailed(

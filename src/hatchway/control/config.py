@@ -44,6 +44,8 @@ class ControlConfig:
     node_uid: int | None = None
     """The user that it runs as; None: our own."""
     more_nodes: tuple[NodeAddress, ...] = ()
+    production: bool = False
+    """Make no key for development, and start with none."""
     host: str = "127.0.0.1"
     port: int = 7070
     """Where to listen when no socket is handed over."""
@@ -57,6 +59,8 @@ class ControlConfig:
     operation_bound_s: float = 900.0
     """An operation other than a delete that has not ended by then, node away or not, fails."""
     reconcile_every_s: float = 30.0
+    ballast_mib: int = 16
+    """What is held on the disk so that deletions can be recorded when it is full."""
     deleted_kept_s: float = 3600.0
     """How long a deleted sandbox can still be seen."""
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from hatchway.control import requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
-from hatchway.domain.errors import Conflict, NotFound
+from hatchway.domain.errors import Conflict, Forbidden, NotFound
 from hatchway.storage import idempotency, keys
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
@@ -112,6 +112,16 @@ async def ensure_development_key(database: Database, path: Path) -> str:
     secret = await database.write(_new_development_key)
     replace_file(path, f"{secret}\n".encode())
     return secret
+
+
+async def no_development_keys(database: Database) -> None:
+    """Raises `Forbidden("development_keys")` where a key that was made for development still works."""
+    if await database.read(keys.development_keys):
+        raise Forbidden(
+            "development_keys",
+            "A key that was made for development still works here.",
+            "`hatchway keys revoke --development --offline` revokes it.",
+        )
 
 
 def _new_development_key(connection: Connection) -> str:

@@ -6,13 +6,14 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 
 import uvicorn
 
 from hatchway.control.app import make_app
 from hatchway.control.config import ControlConfig, NodeAddress, TlsNode, UnixNode
-from hatchway.control.keys import ensure_development_key
+from hatchway.control.keys import ensure_development_key, no_development_keys
 from hatchway.control.plane import open_plane
 from hatchway.wire.http_head import BoundedHead
 
@@ -26,12 +27,18 @@ MAX_FILES = 16_384
 log = logging.getLogger(__name__)
 
 
-def run(config: ControlConfig, *, api: socket.socket | None = None, ready: Callable[[], None] | None = None) -> None:
-    """Serves until SIGTERM or SIGINT. `api` is a bound socket to listen on; `ready` is called once requests are taken.
+def run(
+    config: ControlConfig,
+    *,
+    api: socket.socket | None = None,
+    ready: Callable[[], None] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT. `api` is a bound socket to listen on, with `tls`; `ready` is called once requests are taken.
 
-    Makes the development key on the way. Raises what `Database.open` raises, and `OSError`.
+    Makes the development key on the way, except in production. Raises what `Database.open` and `no_development_keys` raise, and `OSError`.
     """
-    asyncio.run(serve(config, api=api, ready=ready))
+    asyncio.run(serve(config, api=api, ready=ready, tls=tls))
 
 
 async def serve(
@@ -40,6 +47,7 @@ async def serve(
     api: socket.socket | None = None,
     ready: Callable[[], None] | None = None,
     ending: asyncio.Event | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Like `run`, in a loop that is there; it ends by `ending` too."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,7 +60,10 @@ async def serve(
     plane = await open_plane(config)
     sock = api or _listen(config.host, config.port)
     try:
-        await ensure_development_key(plane.database, config.development_key)
+        if config.production:
+            await no_development_keys(plane.database)
+        else:
+            await ensure_development_key(plane.database, config.development_key)
         server = _Server(
             uvicorn.Config(
                 make_app(plane),
@@ -67,6 +78,7 @@ async def serve(
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=SHUTDOWN_WITHIN_S,
                 timeout_keep_alive=75,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
             ),
             ready,
         )

@@ -83,7 +83,7 @@ class Plane:
 
 async def open_plane(config: ControlConfig) -> Plane:
     """Opens the database, takes up unfinished operations, begins to connect to the nodes. Raises what `Database.open` raises."""
-    database = await Database.open(str(config.database))
+    database = await Database.open(str(config.database), ballast=config.ballast_mib << 20)
     try:
         signer, public = await database.write(_signer)
 

@@ -130,6 +130,7 @@ async def create(call: Call[CreateSandbox]) -> Response:
     body = call.body
     check_env(body.env, "env")
     check_metadata(body.metadata)
+    await call.plane.database.require_room()
     if (body.template is UNSET) == (body.snapshot is UNSET):
         raise Unprocessable(
             "missing_field" if body.template is UNSET else "invalid_field",
@@ -229,6 +230,7 @@ async def fork(call: Call[ForkSandbox]) -> Response:
         check_env(body.env, "env")
     if body.metadata is not None:
         check_metadata(body.metadata)
+    await call.plane.database.require_room()
     wanted = branches.NewBranches(count=body.count, name=body.name, metadata=body.metadata, env=body.env)
     try:
         accepted = await call.plane.database.write(

@@ -79,6 +79,7 @@ async def create(call: Call[CreateSession]) -> Response:
     """Makes a session: stored, then recorded by the node, then answered."""
     plane = call.plane
     wanted = _spec(call.body)
+    await plane.database.require_room()
     headers: dict[str, str] = {}
     try:
         sandbox, row = await plane.database.write(

@@ -44,6 +44,7 @@ class ListSnapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 async def make(call: Call[MakeSnapshot]) -> Response:
     """Accepts a snapshot of a sandbox."""
+    await call.plane.database.require_room()
     try:
         accepted = await call.plane.database.write(
             snapshots.accept, call.project, sandbox_id(call), call.body.kind, call.body.name, call.idempotency

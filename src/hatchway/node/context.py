@@ -11,6 +11,7 @@ from hatchway.node.images.store import Images
 from hatchway.node.sessions.seam import SessionHost
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.seam import Driver
+from hatchway.wire.ballast import Ballast
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Context:
     sessions: SessionHost
     events: Events
     capacity: Capacity
+    ballast: Ballast
+    """What is given up on a full disk so that records of what happened can be written."""
     drop: Callable[[str], None]
     """Forgets a sandbox that is deleted."""
     network: bool = True

@@ -31,7 +31,10 @@ from hatchway.node.sessions.sessions import Sessions
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import VmmError
+from hatchway.wire.ballast import Ballast
 from hatchway.wire.small_files import replace_file
+
+KEEP_BALLAST_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +117,7 @@ async def _run(
         sessions=sessions,
         events=events,
         capacity=Capacity(config.limits, root, baker.page_cache_mib),
+        ballast=Ballast(config.folder / "ballast", config.limits.ballast_mib << 20),
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
         network=network,
     )
@@ -131,12 +135,14 @@ async def _run(
     dataplane = DataPlaneServer(make_app(sessions, tokens, sandboxes), [data], tls=data_tls)
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
+    holding = loop.create_task(_keep_ballast(context.ballast))
     baking = loop.create_task(_bake_default(context)) if config.bake_default else None
     ready()
     await ended.wait()
 
     for server in servers:
         server.close()
+    for task in (sweeping, holding, baking):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -147,12 +153,19 @@ async def _run(
     await sandboxes.release()
 
 
+async def _keep_ballast(ballast: Ballast) -> None:
+    """Takes again what was given up, as soon as there is room."""
+    while True:
+        if not ballast.whole:
+            await asyncio.to_thread(ballast.keep)
+        await asyncio.sleep(KEEP_BALLAST_EVERY_S)
+
+
 async def _bake_default(context: Context) -> None:
     """Makes the first creation as fast as every other: bakes `seed:latest` in the default shape."""
     try:
         release = context.images.resolve("seed:latest")
         await context.baker.baked(release, Shape())
-
     except (HatchwayError, VmmError, OSError) as error:
         log.warning("the default shape could not be baked yet: %s", error)
 

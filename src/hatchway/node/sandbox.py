@@ -39,6 +39,7 @@ from hatchway.node.vmm.seam import (
     VmSpec,
     WrongGeneration,
 )
+from hatchway.wire.ballast import FULL
 from hatchway.wire.node import Observed, SandboxSpec
 
 BOOT_WITHIN_S = 60.0
@@ -716,8 +717,15 @@ class Sandbox:
     def _write(self, state: str, *, durable: bool = True) -> None:
         self._forget_late()
         changed = msgspec.structs.replace(self.record, state=state)
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        records.write(self.folder, changed, durable=durable)
+        while True:
+            try:
+                self.folder.mkdir(mode=0o700, exist_ok=True)
+                records.write(self.folder, changed, durable=durable)
+                break
+            except OSError as error:
+                # What happened is recorded also on a full disk; a creation would only make it fuller.
+                if error.errno not in FULL or state == "creating" or not self._context.ballast.give():
+                    raise
         self.record.state = state
 
     def _publish(self) -> None:

@@ -8,6 +8,7 @@ switch of threads per transaction where a driver that is asynchronous per statem
 import asyncio
 import functools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from sqlalchemy import Connection, text
 
 from hatchway.domain.errors import HostExhausted, Unavailable
 from hatchway.storage import dialect, migrate
+from hatchway.wire.ballast import Ballast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +38,11 @@ MAX_TOGETHER = 64
 """Transactions that share one commit, when that many wait."""
 MAX_WAITING = 10_000
 """Transactions that may wait for the writer; the next one is refused."""
+BALLAST = 16 << 20
+"""Octets that are held beside the file for a full disk."""
+FULL_TRIES = 8
+"""How often a transaction is tried again with another piece of it: those who fill the disk may be quicker once or twice."""
+KEEP_EVERY_S = 5.0
 
 
 class Database:
@@ -45,8 +52,10 @@ class Database:
     Readers see the last committed state and never wait for a writer.
     """
 
-    def __init__(self, store: dialect.Sqlite) -> None:
+    def __init__(self, store: dialect.Sqlite, ballast: Ballast) -> None:
         self._store = store
+        self._ballast = ballast
+        self._kept_at = 0.0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="db-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="db-read")
         self._waiting: deque[tuple[Callable[[Connection], Any], asyncio.Future[Any]]] = deque()
@@ -56,18 +65,19 @@ class Database:
         """Called in the event loop after every commit: how readers of the outbox hear that it may have grown."""
 
     @classmethod
-    async def open(cls, path: str) -> "Database":
-        """Opens or makes the database file, migrated to the newest release.
+    async def open(cls, path: str, *, ballast: int = BALLAST) -> "Database":
+        """Opens or makes the database file, migrated to the newest release; `ballast` octets are held beside it for a full disk.
 
         Raises `Unavailable` with `database_in_use` while another process owns it, `database_insecure` where others could
         write it, `database_too_new`, or `database_unusable` when it cannot be opened.
         """
         store = dialect.Sqlite(path)
-        database = cls(store)
+        database = cls(store, Ballast(store.path.with_suffix(".ballast"), ballast))
         try:
             await database._in_thread(database._writer, store.open_writer)
             await database.write(migrate.upgrade)
             await database._in_thread(database._reader, store.open_reader)
+            await database._in_thread(database._writer, database._ballast.keep)
         except BaseException:
             await database.close()
             raise
@@ -87,6 +97,14 @@ class Database:
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_waiting(), name="database writes")
         return await future
+
+    async def require_room(self) -> None:
+        """Raises `HostExhausted("host_disk_full")` while the disk is so full that only what makes room may be recorded.
+
+        For whoever is about to record something new; deletions and what happened go on.
+        """
+        if not self._ballast.whole and not await self._in_thread(self._writer, self._ballast.keep):
+            raise _full("The disk of the database is full: nothing new is taken on.")
 
     async def read(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `body(connection, …)` on one consistent state; it cannot write."""
@@ -113,7 +131,7 @@ class Database:
             together = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_TOGETHER))]
             bodies = [body for body, _ in together]
             try:
-                outcomes = await self._in_thread(self._writer, functools.partial(self._store.write, bodies))
+                outcomes = await self._in_thread(self._writer, functools.partial(self._write_somehow, bodies))
             except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to those who wait for it
                 outcomes = [dialect.Outcome(error=error)] * len(together)
             for (_, future), outcome in zip(together, outcomes, strict=True):
@@ -126,6 +144,21 @@ class Database:
             if any(outcome.error is None for outcome in outcomes):
                 self._tell_committed()
         self._writing = None
+
+    def _write_somehow(self, bodies: list[Callable[[Connection], Any]]) -> list[dialect.Outcome]:
+        """In the writer's thread: writes, on a full disk with what is held for it."""
+        for left in reversed(range(FULL_TRIES)):
+            try:
+                outcomes = self._store.write(bodies)
+            except dialect.DiskFull:
+                if not left or not self._ballast.give():
+                    raise
+            else:
+                break
+        if not self._ballast.whole and time.monotonic() - self._kept_at > KEEP_EVERY_S:
+            self._kept_at = time.monotonic()
+            self._ballast.keep()
+        return outcomes
 
     def _tell_committed(self) -> None:
         for listener in list(self.on_commit):
@@ -142,8 +175,12 @@ class Database:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, body)
         except dialect.DiskFull:
-            raise HostExhausted(
-                "host_disk_full",
-                "The disk of the database is full; nothing was changed.",
-                "Free space on the file system of the data folder, then try again.",
-            ) from None
+            raise _full("The disk of the database is full; nothing was changed.") from None
+
+
+def _full(cause: str) -> HostExhausted:
+    return HostExhausted(
+        "host_disk_full",
+        cause,
+        "Delete sandboxes, or free space on the file system of the data folder, then try again.",
+    )

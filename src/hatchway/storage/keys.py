@@ -86,6 +86,12 @@ def list_all(connection: Connection, project: str) -> list[KeyRow]:
     return [_row(row) for row in connection.execute(query).mappings()]
 
 
+def development_keys(connection: Connection) -> list[KeyRow]:
+    """Keys of any project that were made for development and still work."""
+    query = select(*_COLUMNS).where(api_keys.c.development.is_(True), api_keys.c.revoked_at.is_(None))
+    return [_row(row) for row in connection.execute(query).mappings()]
+
+
 def get(connection: Connection, project: str, key_id: str) -> KeyRow:
     """Raises `NotFound("unknown_key")`."""
     query = select(*_COLUMNS).where(api_keys.c.id == key_id, api_keys.c.project == project)

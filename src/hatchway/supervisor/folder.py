@@ -1,7 +1,6 @@
 """The data folder: made, checked, locked."""
 
 import fcntl
-import ipaddress
 import os
 import socket
 import stat
@@ -14,6 +13,7 @@ from hatchway.wire.paths import address
 
 def prepare(settings: Settings) -> None:
     """Makes the data folder's rooms. Raises `Forbidden("unsafe_folder")` where others own or can write what is there."""
+    check_ancestors(settings.data_dir)
     ids = settings.identity
     rooms = [
         (settings.data_dir, os.geteuid(), 0o755),
@@ -38,6 +38,27 @@ def prepare(settings: Settings) -> None:
             os.chown(folder, owner, owner if owner != os.geteuid() else -1)
             folder.chmod(mode)
         check(folder, owner)
+
+
+def check_ancestors(folder: Path) -> None:
+    """Raises `Forbidden("unsafe_folder")` where others could exchange what `folder` is in. A sticky folder such as /tmp is fine."""
+    for above in folder.parents:
+        try:
+            found = above.stat()
+        except OSError:
+            continue  # it will be made, as ours
+        if found.st_uid not in (0, os.geteuid()):
+            raise Forbidden(
+                "unsafe_folder",
+                f"{above}, which {folder.name} lies in, belongs to user {found.st_uid}, who could exchange it.",
+                "Name another data folder.",
+            )
+        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            raise Forbidden(
+                "unsafe_folder",
+                f"{above}, which {folder.name} lies in, can be written by others (mode {found.st_mode & 0o7777:o}).",
+                f"`chmod go-w {above}`, or name another data folder.",
+            )
 
 
 def check(folder: Path, owner: int) -> None:
@@ -84,6 +105,12 @@ class Lock:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
 
+    def release(self) -> None:
+        """Lets another process have the folder."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
     def holder(self) -> int | None:
         """The pid of the service that is up, None where none is."""
         try:
@@ -101,13 +128,7 @@ class Lock:
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Raises `Unavailable("port_taken")`, and `Forbidden("not_loopback")` for an address that other machines reach."""
-    if not _is_loopback(host):
-        raise Forbidden(
-            "not_loopback",
-            f"{host} is no loopback address: a listener that other machines reach needs TLS, which the service does not speak yet.",
-            "Listen on 127.0.0.1 or ::1, and let a proxy with TLS pass on to it.",
-        )
+    """Raises `Unavailable("port_taken")`."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Handed down to what is accepted: short answers do not wait 40 ms for the peer's delayed acknowledgement.
@@ -123,13 +144,6 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         ) from error
     sock.listen(1024)
     return sock
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def listen_unix(path: Path, kind: socket.SocketKind, owner: int) -> socket.socket:

@@ -2,8 +2,9 @@
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hatchway.domain.errors import Unavailable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
@@ -12,6 +13,11 @@ DEFAULT_API_PORT = 7070
 DEFAULT_DATA_PORT = 7071
 DEFAULT_UID_BASE = 1_900_000_000
 """First of the user ids that sandboxes run under; no distribution hands these out. Control and node have the two before it."""
+UID_RANGE = 2048
+"""User ids from one installation's first to that of the next."""
+MIN_UID_BASE, MAX_UID_BASE = 1_000, 2**31 - 1 - UID_RANGE
+
+Profile = Literal["development", "production"]
 
 
 def default_data_dir() -> Path:
@@ -46,13 +52,12 @@ class Identity:
     vm_base: int
 
 
-def identity() -> Identity:
-    """Separate ids when we are root, our own for everything otherwise."""
-    if os.geteuid() != 0:
-        own = os.geteuid()
-        return Identity(rootless=True, control=own, node=own, vm_base=own)
-    base = int(os.environ.get("HATCHWAY_UID_BASE", DEFAULT_UID_BASE))
-    return Identity(rootless=False, control=base - 2, node=base - 1, vm_base=base)
+@dataclass(frozen=True)
+class Tls:
+    """Certificate (with its chain) and key of a listener, files in PEM."""
+
+    certificate: Path
+    key: Path
 
 
 @dataclass(frozen=True)
@@ -60,15 +65,39 @@ class Settings:
     """One installation."""
 
     data_dir: Path
+    config: Path | None = None
+    """The settings file that was read."""
+    profile: Profile = "development"
+    allow_emulated: bool = False
+    """In production: start also where sandboxes have software emulation for a boundary."""
+    uid_base: int | None = None
+    """First of the VMs' user ids; None: the range that the installation has, see `supervisor.uids`."""
     limits: HostLimits = DEFAULTS
-    """How much of the host its sandboxes may take."""
     api_host: str = "127.0.0.1"
     api_port: int = DEFAULT_API_PORT
+    api_tls: Tls | None = None
+    api_url: str | None = None
+    """How clients reach the API, where that is not what it listens on."""
     data_host: str = "127.0.0.1"
     data_port: int = DEFAULT_DATA_PORT
+    data_tls: Tls | None = None
+    data_url: str | None = None
     bake: bool = True
     """Bake the default shape of `seed:latest` at start, so that the first creation is fast."""
-    identity: Identity = field(default_factory=identity)
+
+    @property
+    def production(self) -> bool:
+        """Whether nothing may be weaker than it should be."""
+        return self.profile == "production"
+
+    @property
+    def identity(self) -> Identity:
+        """Separate ids when we are root, our own for everything otherwise."""
+        if os.geteuid() != 0:
+            own = os.geteuid()
+            return Identity(rootless=True, control=own, node=own, vm_base=own)
+        base = DEFAULT_UID_BASE if self.uid_base is None else self.uid_base
+        return Identity(rootless=False, control=base - 2, node=base - 1, vm_base=base)
 
     @property
     def run(self) -> Path:

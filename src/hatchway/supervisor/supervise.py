@@ -5,15 +5,17 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from hatchway.domain.errors import HatchwayError, Unavailable
-from hatchway.supervisor import folder, logs
+from hatchway.supervisor import folder, logs, profile, service_manager, uids
 from hatchway.supervisor.roles import Role, preload, python_argv
-from hatchway.supervisor.settings import Settings, libexec
+from hatchway.supervisor.settings import Settings, Tls, libexec
 from hatchway.wire.node import Empty
 from hatchway.wire.rpc import call_once
 from hatchway.wire.small_files import replace_file
@@ -37,6 +39,9 @@ class Supervisor:
         self._tell = report
         self._roles: list[Role] = []
         self._lock = folder.Lock(settings)
+        self._claim: uids.Claim | None = None
+        self._api_tls: ssl.SSLContext | None = None
+        self._data_tls: ssl.SSLContext | None = None
 
     def _report(self, event: dict[str, object]) -> None:
         """Nobody who reads any more, or a full disk below the log, ends no service."""
@@ -46,8 +51,9 @@ class Supervisor:
     def run(self) -> None:
         """Runs until a signal ends it: SIGINT and SIGTERM power the sandboxes off too, SIGUSR1 leaves them running."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        folder.prepare(self._settings)
-        self._lock.take()
+        profile.check_listeners(self._settings)
+        self._load_tls()
+        self._take_folder()
         _require_vmm()
         api = folder.listen_tcp(self._settings.api_host, self._settings.api_port)
         data = folder.listen_tcp(self._settings.data_host, self._settings.data_port)
@@ -66,9 +72,8 @@ class Supervisor:
     def drain_only(self) -> None:
         """For what a killed service left behind: brings launcher and node up, powers every sandbox off, ends."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        folder.prepare(self._settings)
-        self._lock.take()
-        data = folder.listen_tcp(self._settings.data_host, 0)
+        self._take_folder()
+        data = folder.listen_tcp("127.0.0.1", 0)
         try:
             launcher, node = self._launcher_role(), self._node_role(data)
             self._bring_up(launcher)
@@ -80,6 +85,22 @@ class Supervisor:
             self._clean()
 
     # -- start
+
+    def _take_folder(self) -> None:
+        """Makes the data folder ours: its user ids, its rooms, its lock; and sees that it fits the profile."""
+        if self._lock.holder() is not None:
+            self._lock.take()  # says who has it
+        self._claim = uids.claim(self._settings)
+        if self._claim is not None:
+            self._settings = replace(self._settings, uid_base=self._claim.base)
+        folder.prepare(self._settings)
+        self._lock.take()
+        profile.check_folder(self._settings)
+
+    def _load_tls(self) -> None:
+        """Reads certificates and keys, as the user who may; a role that is started gets them in memory."""
+        self._api_tls = None if self._settings.api_tls is None else profile.load_tls(self._settings.api_tls)
+        self._data_tls = None if self._settings.data_tls is None else profile.load_tls(self._settings.data_tls)
 
     def _prepare_images(self) -> None:
         """Builds `seed:latest` where it is not there; in a process of its own, as root, with its progress passed on."""
@@ -141,6 +162,8 @@ class Supervisor:
             self._report(
                 {"event": "progress", "phase": "kvm", "message": f"no verdict, emulated: {done.stderr.strip()[-500:]}"}
             )
+        profile.check_isolation(self._settings, kernel)
+        profile.note(self._settings)
 
     def _start_all(self, api: socket.socket, data: socket.socket) -> None:
         self._bring_up(self._launcher_role())
@@ -178,7 +201,7 @@ class Supervisor:
     def _node_role(self, data: socket.socket) -> Role:
         ids, settings = self._settings.identity, self._settings
         sock = folder.listen_unix(settings.run / "node.sock", socket.SOCK_STREAM, ids.control)
-        attach_url = _url(settings.data_host, data)
+        attach_url = settings.data_url or _url(settings.data_host, data, settings.data_tls)
 
         def body(ready: Callable[[], None]) -> None:
             from hatchway.node.main import NodeConfig, run
@@ -193,7 +216,7 @@ class Supervisor:
                 bake_default=settings.bake,
                 limits=settings.limits,
             )
-            run(config, control=sock, data=data, ready=ready)
+            run(config, control=sock, data=data, ready=ready, data_tls=self._data_tls)
 
         return Role(
             "node",
@@ -210,8 +233,14 @@ class Supervisor:
         def body(ready: Callable[[], None]) -> None:
             from hatchway.control.main import ControlConfig, run
 
-            config = ControlConfig(folder=settings.control, node_socket=settings.run / "node.sock", node_uid=ids.node)
-            run(config, api=api, ready=ready)
+            config = ControlConfig(
+                folder=settings.control,
+                node_socket=settings.run / "node.sock",
+                node_uid=ids.node,
+                production=settings.production,
+                ballast_mib=settings.limits.ballast_mib,
+            )
+            run(config, api=api, ready=ready, tls=self._api_tls)
 
         return Role(
             "control",
@@ -224,15 +253,18 @@ class Supervisor:
 
     def _publish_endpoint(self, api: socket.socket, data: socket.socket) -> None:
         """Writes where the service is, and the development key, where CLI and SDK of this user find them."""
-        key = (self._settings.control / "dev.key").read_bytes()
-        replace_file(self._settings.development_key, key)
+        settings = self._settings
+        if not settings.production:
+            key = (settings.control / "dev.key").read_bytes()
+            replace_file(settings.development_key, key)
         urls = {
-            "api": _url(self._settings.api_host, api),
-            "data": _url(self._settings.data_host, data),
+            "api": settings.api_url or _url(settings.api_host, api, settings.api_tls),
+            "data": settings.data_url or _url(settings.data_host, data, settings.data_tls),
             "pid": os.getpid(),
         }
         replace_file(self._settings.endpoint, json.dumps(urls).encode(), mode=0o644, durable=False)
         self._report({"event": "ready", **urls})
+        service_manager.ready(f"API {urls['api']}, data plane {urls['data']}")
 
     # -- while it runs
 
@@ -247,7 +279,9 @@ class Supervisor:
         logs_at = time.monotonic()
         self._publish_roles()
         while True:
+            service_manager.alive()
             wait = min((at - time.monotonic() for at in delayed.values()), default=LOGS_EVERY_S)
+            wait = min(wait, service_manager.interval_s(LOGS_EVERY_S))
             info = signal.sigtimedwait(_HANDLED, max(0.0, min(wait, LOGS_EVERY_S)))
             if time.monotonic() >= logs_at:
                 logs_at = time.monotonic() + LOGS_EVERY_S
@@ -256,6 +290,7 @@ class Supervisor:
             if info is not None and info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 return signal.Signals(info.si_signo)
             if info is not None and info.si_signo == signal.SIGHUP:
+                self._reload_tls()
                 for role in self._roles:
                     role.ask_to_end()
             for role in self._reaped():
@@ -275,6 +310,13 @@ class Supervisor:
                         continue
                     self._publish_roles()
                     self._report({"event": "restarted", "role": role.name})
+
+    def _reload_tls(self) -> None:
+        """Certificates are renewed while the service is up; with files that cannot be used it goes on with those that it has."""
+        try:
+            self._load_tls()
+        except HatchwayError as error:
+            self._report({"event": "progress", "phase": "reload", "message": str(error)})
 
     def _reaped(self) -> list[Role]:
         dead: list[Role] = []
@@ -301,6 +343,7 @@ class Supervisor:
             )
 
     def _end_all(self) -> None:
+        service_manager.stopping()
         for role in reversed(self._roles):
             role.ask_to_end()
             deadline = time.monotonic() + END_WITHIN_S
@@ -337,6 +380,8 @@ def _memory_mib() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
 
 
-def _url(host: str, sock: socket.socket) -> str:
+def _url(host: str, sock: socket.socket, tls: Tls | None) -> str:
+    """Where a listener is reached from this machine; from elsewhere only the settings' `url` can say it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{sock.getsockname()[1]}"
+    return f"{'http' if tls is None else 'https'}://{shown}:{sock.getsockname()[1]}"

@@ -71,10 +71,14 @@ class BoundedHead(HttpToolsProtocol):
     def _answer(self, error: HatchwayError) -> None:
         if self.transport.is_closing():
             return
-        body = msgspec.json.encode(problems.document(error))
-        head = (
-            f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
-            f"content-type: {problems.MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        self.transport.write(answer_octets(error))
         self.transport.close()
+
+
+def answer_octets(error: HatchwayError) -> bytes:
+    """The whole answer for an error, where no HTTP library is at hand to write it; the connection must be closed behind it."""
+    body = msgspec.json.encode(problems.document(error))
+    headers = {**problems.headers(error), "connection": "close", "content-type": problems.MEDIA_TYPE}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    phrase = http.HTTPStatus(error.status).phrase
+    return f"HTTP/1.1 {error.status} {phrase}\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hatchway.domain.errors import Exhausted, HatchwayError, Internal, MethodNotAllowed, NotFound
+from hatchway.domain.errors import Exhausted, HatchwayError, Internal, InvalidRequest, MethodNotAllowed, NotFound
 from hatchway.node.dataplane.attach import Attach
 from hatchway.node.dataplane.control import Resize, Signal
 from hatchway.node.dataplane.files import routes as files
@@ -21,7 +21,9 @@ from hatchway.node.dataplane.requests import ClientGone
 from hatchway.node.dataplane.seam import Guests
 from hatchway.node.dataplane.stdin import Stdin
 from hatchway.node.dataplane.tokens import TokenChecker
+from hatchway.node.dataplane.terminal import Terminal
 from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.dataplane.websocket import reject
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +48,12 @@ def make_app(
             Route(f"{at}/resize", Resize(plane), methods=["POST"]),
             Route("/healthz", _healthz, methods=["GET"]),
             *files.make_routes(plane),
+            Route(f"{at}/ws", _handshake_missing, methods=["GET"]),
+            WebSocketRoute(f"{at}/ws", Terminal(plane)),
             *routes,
         ],
     )
+            WebSocketRoute("/{path:path}", _Elsewhere()),
     return App(inner, plane)
 
 
@@ -62,9 +67,6 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        if scope["type"] != "http":
-            await self._inner(scope, receive, send)
-            return
         scope["app"] = self  # so that the router raises for what it does not know
         started = False
 
@@ -86,13 +88,14 @@ class App:
             return
         except (HatchwayError, HTTPException) as error:
             if not started:
-                await _refusal(error, scope)(scope, receive, send)
+                await _refuse(_said(error, scope), scope, receive, send)
             else:
                 log.warning("an answer was cut off: %s", error)
         except Exception as error:
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            log.exception("%s %s failed", scope.get("method", "WebSocket"), scope["path"])
             if not started:
-                await problem(Internal("internal", f"{type(error).__name__} in the data plane."))(scope, receive, send)
+                ours = Internal("internal", f"{type(error).__name__} in the data plane.")
+                await _refuse(ours, scope, receive, send)
         finally:
             self.in_flight -= 1
 
@@ -101,19 +104,37 @@ async def _healthz(_: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-def _refusal(error: HatchwayError | HTTPException, scope: Scope) -> Response:
+async def _handshake_missing(_: Request) -> Response:
+    raise InvalidRequest(
+        "websocket_needed",
+        "Only a WebSocket can be opened here.",
+        "Send the handshake of a WebSocket: `Upgrade: websocket`.",
+    )
+
+
+class _Elsewhere:
+    """Where no WebSocket is."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotFound("unknown_path", f"There is no WebSocket at {scope['path'][:200]}.", "See the API's description.")
+
+
+async def _refuse(error: HatchwayError, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await reject(error, send)
+    else:
+        await problem(error)(scope, receive, send)
+
+
+def _said(error: HatchwayError | HTTPException, scope: Scope) -> HatchwayError:
     if isinstance(error, HatchwayError):
-        return problem(error)
+        return error
     if error.status_code == 404:
-        return problem(
-            NotFound("unknown_path", f"There is nothing at {scope['path'][:200]}.", "See the API's description.")
-        )
+        return NotFound("unknown_path", f"There is nothing at {scope['path'][:200]}.", "See the API's description.")
     allowed = (error.headers or {}).get("Allow", "")
-    return problem(
-        MethodNotAllowed(
-            "method_not_allowed",
-            f"{scope['method']} is not possible here.",
-            f"Possible are: {allowed}.",
-            allow=allowed.split(", "),
-        )
+    return MethodNotAllowed(
+        "method_not_allowed",
+        f"{scope['method']} is not possible here.",
+        f"Possible are: {allowed}.",
+        allow=allowed.split(", "),
     )

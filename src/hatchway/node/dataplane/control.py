@@ -50,7 +50,7 @@ class Signal(_Control):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         session, body = await self._read(scope, receive, SignalBody)
-        number = _number(body.signal)
+        number = signal_number(body.signal)
         delivered = session.living and await session.signal(
             self._plane.link(session), number, leader_only=body.scope == "leader"
         )
@@ -70,7 +70,8 @@ class Resize(_Control):
         await Response(status_code=204)(scope, receive, send)
 
 
-def _number(name: str | int) -> int:
+def signal_number(name: str | int) -> int:
+    """The number of a signal that a client names. Raises `InvalidRequest("unknown_signal")`."""
     if isinstance(name, int):
         if 1 <= name <= 64:
             return name

@@ -19,6 +19,8 @@ class PlaneLimits:
     """Encoded octets that are handed to the HTTP server at once."""
     raw_octets: int = 256 * 1024
     """Octets of a raw stream that are read at once."""
+    terminal_octets: int = 64 * 1024
+    """Output octets of one message of a terminal."""
     stdin_ahead: int = 256 * 1024
     """Octets of a stdin request that are taken from its client before the process took those before."""
     stdin_turn_s: float = 120.0

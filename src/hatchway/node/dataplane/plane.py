@@ -67,11 +67,16 @@ class Plane:
             expiry.cancel()
 
     @contextmanager
-    def following(self, session: Session, claims: Claims, stdout: int, stderr: int) -> Iterator[Follower]:
-        """A follower of a session, until the block is left. Raises what `Session.follow` and `opened` do."""
+    def following(
+        self, session: Session, claims: Claims, stdout: int, stderr: int, *, stop: Callable[[str], None] | None = None
+    ) -> Iterator[Follower]:
+        """A follower of a session, until the block is left; `stop` is told when it must be, by default the follower itself.
+
+        Raises what `Session.follow` and `opened` do.
+        """
         follower = session.follow(stdout, stderr)
         try:
-            with self.opened(claims, follower.stop):
+            with self.opened(claims, stop or follower.stop):
                 yield follower
         finally:
             follower.close()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope
 
 from hatchway.domain import checking
@@ -22,15 +22,29 @@ class ClientGone(Exception):
     """The client closed its connection: nobody is there to be answered."""
 
 
+SUBPROTOCOL = "hatchway.v1"
+"""What a WebSocket of ours speaks."""
+_TOKEN_PROTOCOL = "hatchway.token."
+
+
+def claims_of(scope: Scope, tokens: TokenChecker) -> Claims:
+    """Checks the token of a request, or of a WebSocket's handshake, whose token may be a subprotocol. Raises `Unauthenticated`."""
+    authorization = HTTPConnection(scope).headers.get("authorization")
+    if authorization is None and scope["type"] == "websocket":
+        offered = [name for name in scope["subprotocols"] if name.startswith(_TOKEN_PROTOCOL)]
+        token = offered[0].removeprefix(_TOKEN_PROTOCOL) if len(offered) == 1 else ""
+        return tokens.check_token(token, "`Authorization: Bearer TOKEN` or the subprotocol `hatchway.token.TOKEN`")
+    return tokens.check(authorization)
+
+
 def session_of(scope: Scope, tokens: TokenChecker, sessions: Sessions) -> tuple[Session, Claims]:
     """Returns the session of the path, if the request's token is for it.
 
     Raises `Unauthenticated`, `Forbidden`, `NotFound("unknown_session")`, and `Gone("session_gone")` when the token itself names the
     session, which must have been here then.
     """
-    request = Request(scope)
-    session_id = str(request.path_params["session_id"])
-    claims = tokens.check(request.headers.get("authorization"))
+    session_id = str(scope["path_params"]["session_id"])
+    claims = claims_of(scope, tokens)
     may_use_session(claims, session_id)
     try:
         session = sessions.session(session_id)
@@ -67,7 +81,7 @@ async def read_json(scope: Scope, receive: Receive, kind: type[T], limit: int) -
     return checking.decode(bytes(body), kind)
 
 
-def flag(request: Request, name: str, *, default: bool = False) -> bool:
+def flag(request: HTTPConnection, name: str, *, default: bool = False) -> bool:
     """Reads a query parameter that is 0 or 1. Raises `invalid_field`."""
     value = request.query_params.get(name)
     if value is None:
@@ -77,7 +91,7 @@ def flag(request: Request, name: str, *, default: bool = False) -> bool:
     return value == "1"
 
 
-def offset(request: Request, name: str) -> int | None:
+def offset(request: HTTPConnection, name: str) -> int | None:
     """Reads a query parameter that is an offset in octets. Raises `invalid_field`."""
     value = request.query_params.get(name)
     if value is None:

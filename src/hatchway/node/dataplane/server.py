@@ -7,11 +7,11 @@ import resource
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import uvicorn
 
 from hatchway.node.dataplane.app import App
+from hatchway.node.dataplane.websocket import MAX_MESSAGE, PING_S, BoundedWebSocket
 from hatchway.wire.http_head import BoundedHead
 
 log = logging.getLogger(__name__)
@@ -21,9 +21,9 @@ class DataPlaneServer:
     """An HTTP server for an `App`; open streams do not hold up its end."""
 
     def __init__(
-        self, app: App, sockets: Sequence[socket.socket], *, tls: tuple[Path, Path] | None = None, drain_s: float = 1.0
+        self, app: App, sockets: Sequence[socket.socket], *, tls: ssl.SSLContext | None = None, drain_s: float = 1.0
     ) -> None:
-        """`sockets` are bound already (listening or not); `tls` is certificate and key; `drain_s` is how long answers may take to go out."""
+        """`sockets` are bound already (listening or not); `tls` has certificate and key; `drain_s` is how long answers may take to go out."""
         _raise_descriptor_limit()
         self._app = app
         self._sockets = list(sockets)
@@ -37,7 +37,11 @@ class DataPlaneServer:
                 app,
                 http=BoundedHead,
                 loop="asyncio",
-                ws="none",
+                ws=BoundedWebSocket,
+                ws_max_size=MAX_MESSAGE,
+                ws_ping_interval=PING_S,
+                ws_ping_timeout=None,
+                ws_per_message_deflate=False,
                 lifespan="off",
                 access_log=False,
                 log_config=None,
@@ -47,9 +51,7 @@ class DataPlaneServer:
                 backlog=1024,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=max(1, round(drain_s)),
-                ssl_certfile=None if tls is None else str(tls[0]),
-                ssl_keyfile=None if tls is None else str(tls[1]),
-                ssl_version=ssl.PROTOCOL_TLS_SERVER,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
             )
         )
         self._task: asyncio.Task[None] | None = None

@@ -64,6 +64,11 @@ def gap(stream: str, missing: Gap, place: Place) -> bytes:
 
 def exited(exit_: Exit, place: Place) -> bytes:
     """Encodes the end of the leader."""
+    return event("exit", place, exit_data(exit_))
+
+
+def exit_data(exit_: Exit) -> dict[str, object]:
+    """What a client is told of the end of the leader."""
     data: dict[str, object] = {
         "code": exit_.code,
         "signal": exit_.signal,
@@ -79,7 +84,7 @@ def exited(exit_: Exit, place: Place) -> bytes:
     }
     if exit_.message:
         data["message"] = exit_.message
-    return event("exit", place, data)
+    return data
 
 
 def whole_characters(chunk: bytes) -> int:

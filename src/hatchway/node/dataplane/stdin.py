@@ -43,11 +43,11 @@ class Stdin:
         departed = asyncio.ensure_future(body.departed())
         try:
             await self._take_turn(session, departed)
-            turn = _Turn(session, departed)
+            turn = Turn(session, departed)
             try:
                 reached = await self._feed(turn, link, body, at, eof=eof)
             finally:
-                turn.leave()
+                turn.close()
         finally:
             departed.cancel()
             body.close()
@@ -75,7 +75,7 @@ class Stdin:
         )
 
     async def _feed(
-        self, turn: "_Turn", link: GuestLink | None, body: requests.Body, at: int | None, *, eof: bool
+        self, turn: "Turn", link: GuestLink | None, body: requests.Body, at: int | None, *, eof: bool
     ) -> int:
         session = turn.session
         reached = session.record.stdin_offset if at is None else at
@@ -93,7 +93,7 @@ class Stdin:
         return session.record.stdin_offset
 
 
-class _Turn:
+class Turn:
     """The right to feed stdin. Octets that were given to the link are on their way: when their client goes away the turn lasts
     until they arrived, so that the offset of what follows is known."""
 
@@ -111,7 +111,7 @@ class _Turn:
             raise requests.ClientGone
         task.result()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Gives the turn back, now or when what is on its way arrived."""
         if self._task is None or self._task.done():
             self.session.stdin_turn.release()

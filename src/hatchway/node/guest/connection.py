@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Protocol, cast
 
+from hatchway.node.vmm.seam import AgentSocket
 from hatchway.wire.channel import Frame, FrameReader, Lost
 from hatchway.wire.channel_fields import Malformed
 from hatchway.wire.paths import address
@@ -50,6 +51,11 @@ def dial(path: Path) -> socket.socket:
             sock.close()
             raise
         return sock
+
+
+async def reach(agent: AgentSocket) -> socket.socket:
+    """Connects to an agent: at a path without waiting, else as the VM's driver does it. Raises `OSError`."""
+    return dial(agent) if isinstance(agent, Path) else await agent()
 
 
 class Connection(asyncio.BufferedProtocol):

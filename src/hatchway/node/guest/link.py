@@ -4,7 +4,6 @@ import asyncio
 import errno
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from hatchway.node.guest.peer import Peer
 from hatchway.node.guest.processes import Process
@@ -22,6 +21,7 @@ from hatchway.node.guest.seam import (
     Spawn,
 )
 from hatchway.node.guest.streams import Stream, Streams
+from hatchway.node.vmm.seam import AgentSocket
 from hatchway.wire import channel
 from hatchway.wire.channel import FrameType
 from hatchway.wire.channel_fields import Fields, Tag, Value
@@ -30,14 +30,14 @@ __all__ = ["Link", "Setup", "connect"]
 
 
 async def connect(
-    socket_path: Path,
+    agent: AgentSocket,
     *,
     fresh: bool,
     vm_ended: asyncio.Event,
     setup: Setup | None = None,
     within: float = 20.0,
 ) -> "Link":
-    """Returns the link to the agent behind `socket_path`, up, and with `setup` done when one is given.
+    """Returns the link to the agent behind `agent`, up, and with `setup` done when one is given.
 
     `fresh` says that the guest was just restored from a baked snapshot, whose parser stands between two frames. `setup`
     travels with the greeting: one round trip does both (to a guest that still boots it may be seconds on its way: set the clock
@@ -45,7 +45,7 @@ async def connect(
     the agent does not answer within `within` seconds, breaks the protocol or the VM ends, `GuestError` when it refuses
     the set-up, `ValueError` for a set-up that the protocol cannot carry.
     """
-    link = Link(socket_path, fresh=fresh, vm_ended=vm_ended)
+    link = Link(agent, fresh=fresh, vm_ended=vm_ended)
     try:
         async with asyncio.timeout(within):
             await link.open(setup)
@@ -61,8 +61,8 @@ async def connect(
 class Link:
     """One sandbox's agent; made by `connect`. What it promises is in `seam.GuestLink`."""
 
-    def __init__(self, socket_path: Path, *, fresh: bool, vm_ended: asyncio.Event) -> None:
-        self._peer = Peer(socket_path, fresh=fresh, vm_ended=vm_ended)
+    def __init__(self, agent: AgentSocket, *, fresh: bool, vm_ended: asyncio.Event) -> None:
+        self._peer = Peer(agent, fresh=fresh, vm_ended=vm_ended)
         self._streams = Streams(self._peer, self)
 
     @property

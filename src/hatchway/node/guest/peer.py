@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from pathlib import Path
 
-from hatchway.node.guest.connection import Connection, dial
+from hatchway.node.guest.connection import Connection, reach
 from hatchway.node.guest.processes import Process, decode_proc
 from hatchway.node.guest.requests import Request, Requests
 from hatchway.node.guest.seam import AgentHello, GuestError, LinkLost, Proc
+from hatchway.node.vmm.seam import AgentSocket
 from hatchway.wire import channel
 from hatchway.wire.channel import Frame, FrameReader, FrameType, Lost
 from hatchway.wire.channel_fields import Fields, Tag
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 class Peer:
     """The agent of one VM. `Link` puts requests and processes into its tables; `start` makes it dial."""
 
-    def __init__(self, socket_path: Path, *, fresh: bool, vm_ended: asyncio.Event) -> None:
+    def __init__(self, agent: AgentSocket, *, fresh: bool, vm_ended: asyncio.Event) -> None:
         self.hello = AgentHello("", "", 0, ())
         self.trouble = "it was never reached"
         """What was the matter with the last connection that ended."""
@@ -56,7 +56,7 @@ class Peer:
         self.generation = 0
         """Counts resynchronisations."""
         self.vm_ended = vm_ended
-        self._path = socket_path
+        self._agent = agent
         self._fresh = fresh
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
@@ -149,7 +149,7 @@ class Peer:
             try:
                 broken = await self._connect_once(resync=not (self._fresh and self._epoch == 0))
             except OSError as error:
-                self.trouble = f"{self._path.name}: {error}"
+                self.trouble = f"the guest channel: {error}"
             stood = self._loop.time() - began
             if stood > STEADY_S:
                 attempt = 0
@@ -165,7 +165,7 @@ class Peer:
 
     async def _connect_once(self, *, resync: bool) -> bool:
         """Connects and waits until the connection ended; says whether the guest broke the protocol. Raises `OSError`."""
-        sock = dial(self._path)
+        sock = await reach(self._agent)
         connection = Connection(self, self._reader, self._greet(resync=resync))
         self._connection = connection
         self._strays = self._silence = 0
@@ -249,7 +249,7 @@ class Peer:
         self.up = False
         self.trouble = reason
         if connection.broken:
-            log.warning("%s: the guest agent broke the protocol: %s", self._path, reason)
+            log.warning("%s: the guest agent broke the protocol: %s", self._agent, reason)
         self._probe = None
         self._unacked.clear()
         self.requests.connection_lost()
@@ -268,7 +268,7 @@ class Peer:
     def _stray(self, what: str) -> None:
         self._strays += 1
         if self._strays == 1:
-            log.info("%s: the guest agent sent %s for nothing that is known here", self._path, what)
+            log.info("%s: the guest agent sent %s for nothing that is known here", self._agent, what)
         if self._strays > STRAYS:
             raise Lost(f"more than {STRAYS} frames for nothing that is known here")
 

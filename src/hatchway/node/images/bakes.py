@@ -22,7 +22,7 @@ from hatchway.domain.errors import HostExhausted
 from hatchway.domain.shapes import Shape
 from hatchway.node.images import files
 from hatchway.node.images.manifest import MAX_MANIFEST
-from hatchway.node.vmm.seam import Baked
+from hatchway.node.vmm.seam import UPPER_NAMES, Baked
 
 FORMAT = 1
 DEFAULT_BUDGET = 20 << 30
@@ -34,8 +34,8 @@ JUST_USED_S = 60.0
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@=+-]{0,199}")
-_NEEDED = ("memory", "state", "upper.qcow2")
-"""What a driver's `Vm.snapshot` leaves at least; its other files, such as its manifest.json, are kept with them."""
+_NEEDED = ("memory", "state")
+"""What a driver's `Vm.snapshot` leaves at least, beside the disk; its other files, such as its manifest.json, are kept with them."""
 BAKE_FILE = "bake.json"
 """What is written last: a folder without it is no bake."""
 
@@ -83,6 +83,8 @@ class Bakes:
             manifest = self._manifest(folder)
             if manifest.key != key:
                 raise ValueError(f"it is the bake {manifest.key}")
+            if not any(name in manifest.files for name in UPPER_NAMES):
+                raise ValueError("it has no disk")
             for name in {*_NEEDED, *manifest.files}:
                 known = manifest.files[name]
                 if (folder / name).stat().st_size != known.size_bytes:
@@ -109,8 +111,8 @@ class Bakes:
     def publish(self, key: str, made: Path, *, template: str, vmm: str, shape: Shape) -> Baked:
         """Takes over the folder `made` with the files of a bake under its key, for good."""
         names = {path.name for path in made.iterdir()}
-        if not names.issuperset(_NEEDED):
-            raise ValueError(f"the driver left {sorted(names)}, not {sorted(_NEEDED)}")
+        if not names.issuperset(_NEEDED) or names.isdisjoint(UPPER_NAMES):
+            raise ValueError(f"the driver left {sorted(names)}, not {sorted(_NEEDED)} and a disk")
         manifest = BakeManifest(
             format=FORMAT,
             key=key,

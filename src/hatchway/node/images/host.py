@@ -33,7 +33,10 @@ _BUILD = (
     HostPackage("zstd", ("zstd",), 2, "unpacks kernel packages and modules"),
     HostPackage("util-linux", ("unshare", "setpriv", "fallocate"), 5, "keeps the build in namespaces of its own"),
 )
-_RUN = (HostPackage("qemu-system-x86", ("qemu-system-x86_64",), 130, "the virtual machine monitor"),)
+_RUN = (
+    HostPackage("qemu-system-x86", ("qemu-system-x86_64",), 130, "the virtual machine monitor"),
+    HostPackage("lz4", ("lz4",), 1, "unpacks the kernel for Firecracker"),
+)
 
 
 def required_packages() -> tuple[HostPackage, ...]:

@@ -1,9 +1,6 @@
 """The guest's kernel: the newest one that the distribution packages for virtual machines, taken out of its package, not installed."""
 
-import gzip
-import lzma
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,40 +89,3 @@ def unpack(apt: Apt, packages: KernelPackages, folder: Path, on_line: Callable[[
         if modules.is_dir():
             return Kernel(release, images[0], modules), size
     raise Unavailable("bad_kernel_package", f"{' '.join(packages.names)}: no modules for {release}.", "Build again.")
-
-
-def extract_elf(image: Path, elf: Path) -> None:
-    """Takes the ELF kernel out of a bzImage (x86 boot protocol 2.08 or newer): Firecracker boots that, QEMU takes either.
-
-    Needs the tool `lz4` or `zstd` when the kernel is packed so. Raises `Unavailable("bad_kernel_package")`.
-    """
-    data = image.read_bytes()
-    if data[0x202:0x206] != b"HdrS":
-        raise Unavailable("bad_kernel_package", f"{image.name} is not a bzImage.", "Build again.")
-    start = ((data[0x1F1] or 4) + 1) * 512
-    offset, length = struct.unpack_from("<II", data, 0x248)
-    payload = data[start + offset : start + offset + length]
-    packed = elf.with_name(f".{elf.name}.packed")
-    try:
-        if payload.startswith(b"\x1f\x8b"):
-            # The four octets behind the stream are the kernel's own note of its size.
-            elf.write_bytes(gzip.decompress(payload[:-4]))
-        elif payload.startswith(b"\xfd7zXZ"):
-            elf.write_bytes(lzma.LZMADecompressor().decompress(payload))
-        elif payload.startswith(b"\x28\xb5\x2f\xfd"):
-            packed.write_bytes(payload[:-4])
-            host.run(["zstd", "-dqf", packed, "-o", elf], within_s=_UNPACK_S)
-        elif payload.startswith(b"\x02\x21\x4c\x18"):
-            packed.write_bytes(payload[:-4])
-            host.run(["lz4", "-dqf", packed, elf], within_s=_UNPACK_S)
-        elif payload.startswith(b"\x7fELF"):
-            elf.write_bytes(payload)
-        else:
-            raise Unavailable("bad_kernel_package", f"{image.name} is packed in an unknown way.", "Build again.")
-    finally:
-        packed.unlink(missing_ok=True)
-    with elf.open("rb") as file:
-        if file.read(4) != b"\x7fELF":
-            raise Unavailable(
-                "bad_kernel_package", f"What is packed in {image.name} is not an ELF file.", "Build again."
-            )

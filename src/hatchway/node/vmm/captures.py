@@ -4,14 +4,17 @@
 memory-base    hard link to the file that the machine's memory was mapped from
 memory.diff    the pages that it changed (format: docs/protocols/shim.md)
 state          the devices' state
-lower.raw, layer-1.qcow2, upper.qcow2, disk.json    its disk; the lower layers are hard links
+lower.raw, layer-1.qcow2, upper.qcow2, disk.json    its disk; the lower layers are hard links (upper.raw alone where the VMM knows no layers)
 capture.json   the conditions for loading it; written last
 ```
 """
 
 import contextlib
 import os
+import struct
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -25,6 +28,13 @@ BASE = "memory-base"
 DIFF = "memory.diff"
 STATE = "state"
 RECORD = "capture.json"
+MERGED = "memory-merged"
+"""Base and changes in one file, made where a VMM can only load whole memory, once for all that are revived from the capture."""
+_MAGIC = b"HWCAP1\0\0"
+_HEAD = struct.Struct("<8sQQQ")
+_RUN = struct.Struct("<QQ")
+_MAX_RUNS = 2**20
+_PIECE = 1 << 20
 
 
 def keep_base(folder: Path, memory: Path) -> None:
@@ -45,28 +55,96 @@ def create(folder: Path, name: str) -> int:
     return os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def seal(folder: Path, sandbox: Path, described: Manifest) -> None:
+def seal(folder: Path, sandbox: Path, described: Manifest, *, whole: bool = False) -> None:
     """Adds the base and the disk of the paused machine in `sandbox`, fsyncs all and writes the record last.
 
-    Raises `VmmError` when the machine's memory base is not known, `OSError`.
+    `whole`: the base is in `folder` already and holds all of the memory. Raises `VmmError` when the machine's memory base is not known, `OSError`.
     """
-    base = sandbox / BASE
+    base = (folder if whole else sandbox) / BASE
     if not base.exists():
         raise VmmError(
             "The file that the machine's memory was mapped from is on another file system: it cannot be captured."
         )
-    (folder / BASE).unlink(missing_ok=True)
-    os.link(base, folder / BASE, follow_symlinks=False)
+    if not whole:
+        (folder / BASE).unlink(missing_ok=True)
+        os.link(base, folder / BASE, follow_symlinks=False)
     copy_disk(sandbox, folder)
-    for name in (DIFF, STATE):
+    for name in (DIFF, STATE, *([BASE] if whole else [])):
         fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
     sha256, size = manifest.digest_of(folder / STATE)
+    (folder / MERGED).unlink(missing_ok=True)
     complete = msgspec.structs.replace(described, state_sha256=sha256, state_size=size)
     replace_file(folder / RECORD, msgspec.json.encode(complete))
+
+
+def no_changes(size: int) -> bytes:
+    """Returns the capture format's octets for a memory of `size` octets without a change."""
+    return _HEAD.pack(_MAGIC, os.sysconf("SC_PAGE_SIZE"), size, 0)
+
+
+def merged_memory(folder: Path) -> Path:
+    """Returns a file with the whole memory of a capture: its base, or, where there are changes, a read-only copy that has them.
+
+    The copy is sparse, and shares blocks with the base where the file system can. Raises `SnapshotMismatch` for a damaged list of changes,
+    `OSError` (ENOSPC).
+    """
+    merged = folder / MERGED
+    if merged.exists():
+        return merged
+    base = folder / BASE
+    with (folder / DIFF).open("rb") as diff:
+        runs, page = _runs(diff.read(_HEAD.size), diff, base.stat().st_size, folder.name)
+        if not runs:
+            return base
+        # Two may make it at once: of two equal files the later one stays.
+        temporary = folder / f".{MERGED}.{threading.get_ident()}"
+        temporary.unlink(missing_ok=True)
+        try:
+            disks.copy_sparse(base, temporary)
+            os.chmod(temporary, 0o600)
+            with temporary.open("r+b") as target:
+                for first, pages in runs:
+                    _copy(diff.fileno(), target.fileno(), first * page, pages * page, folder.name)
+                os.fsync(target.fileno())
+                os.fchmod(target.fileno(), 0o444)
+            os.rename(temporary, merged)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return merged
+
+
+def _runs(head: bytes, diff: BinaryIO, size: int, name: str) -> tuple[list[tuple[int, int]], int]:
+    damaged = SnapshotMismatch(f"The list of changed pages of the capture {name} is damaged.")
+    if len(head) != _HEAD.size:
+        raise damaged
+    magic, page, covered, count = _HEAD.unpack(head)
+    if magic != _MAGIC or page == 0 or page % 4096 or covered > size or count > _MAX_RUNS:
+        raise damaged
+    table = diff.read(count * _RUN.size)
+    if len(table) != count * _RUN.size:
+        raise damaged
+    runs = list(_RUN.iter_unpack(table))
+    if any((first + pages) * page > covered for first, pages in runs):
+        raise damaged
+    os.lseek(diff.fileno(), _HEAD.size + len(table), os.SEEK_SET)
+    return runs, page
+
+
+def _copy(source: int, target: int, offset: int, length: int, name: str) -> None:
+    while length:
+        octets = os.read(source, min(_PIECE, length))
+        if not octets:
+            raise SnapshotMismatch(f"The changed pages of the capture {name} are incomplete.")
+        written = 0
+        while written < len(octets):
+            written += os.pwrite(target, octets[written:], offset + written)
+        offset += len(octets)
+        length -= len(octets)
 
 
 def copy_disk(source: Path, target: Path) -> disks.Disk:

@@ -1,10 +1,15 @@
-"""The layers of a sandbox's writable disk, as files of its own folder.
+"""The layers of a sandbox's writable disk, as files of its own folder: for a VMM that has layers, and for one that has not.
 
 ```
 lower.raw       hard link to the template's empty file system
 layer-1.qcow2   hard link to the baked snapshot's disk (only where the sandbox was restored from one)
 upper.qcow2     what the guest writes
 disk.json       the names above, from the lowest to the topmost, with their formats
+```
+or, where the VMM knows no layers:
+```
+upper.raw       a sparse copy of the template's empty file system, or of the baked disk, with all that the guest writes
+disk.json
 ```
 The links keep a lower layer alive for as long as any sandbox needs it, whatever is pruned elsewhere. Only the topmost file is
 ever written, and its octets are the VMM's: nothing here believes more of it than the size in its header.
@@ -22,9 +27,11 @@ from hatchway.node.vmm.seam import VmmError
 from hatchway.wire.small_files import replace_file, sync_folder
 
 TOP = "upper.qcow2"
+RAW_TOP = "upper.raw"
 RECORD = "disk.json"
 LOWEST = "lower.raw"
 _PIECE = 1024 * 1024
+_SPARSE_PIECE = 65_536
 
 
 class LayerFile(msgspec.Struct, frozen=True):
@@ -50,6 +57,8 @@ class Disk:
         """The size in octets that the guest sees, as the topmost file's header states it. Raises `VmmError` when it is damaged."""
         fd = os.open(self.top, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
+            if self.layers[-1].format == "raw":
+                return os.fstat(fd).st_size
             return qcow2.virtual_size(fd)
         except ValueError as error:
             raise VmmError(f"The sandbox's disk {self.top} is damaged: {error}.") from error
@@ -111,9 +120,13 @@ def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
     """
     disk = load(folder)
     if disk is not None:
+        if disk.layers[-1].format == "raw":
+            raise VmmError(
+                "The sandbox's disk is one raw file, made for Firecracker. Run the node with `--vmm firecracker`, or make the sandbox anew."
+            )
         return disk
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for left in (folder / TOP, folder / LOWEST, *folder.glob("layer-*.qcow2")):
+    for left in (folder / TOP, folder / RAW_TOP, folder / LOWEST, *folder.glob("layer-*.qcow2")):
         left.unlink(missing_ok=True)
     layers = [LayerFile(LOWEST, "raw")]
     link_or_copy(lowest, folder / LOWEST)
@@ -125,6 +138,51 @@ def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
     layers.append(LayerFile(TOP, "qcow2"))
     replace_file(folder / RECORD, msgspec.json.encode(layers), durable=False)
     return Disk(folder, tuple(layers))
+
+
+def prepare_raw(folder: Path, source: Path, size: int) -> Disk:
+    """Returns the disk of `folder` as one raw file; makes it, `size` octets large, as a copy of `source` when there is none.
+
+    The copy costs as much as `source` holds, nothing where the file system shares blocks. Durable. Raises `VmmError` for a disk that
+    another VMM made in layers, `OSError` (ENOSPC).
+    """
+    disk = load(folder)
+    if disk is None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in (folder / TOP, folder / RAW_TOP, folder / LOWEST, *folder.glob("layer-*.qcow2")):
+            left.unlink(missing_ok=True)
+        copy_sparse(source, folder / RAW_TOP)
+        os.chmod(folder / RAW_TOP, 0o600)
+        os.truncate(folder / RAW_TOP, max(size, source.stat().st_size))
+        disk = Disk(folder, (LayerFile(RAW_TOP, "raw"),))
+        replace_file(folder / RECORD, msgspec.json.encode(disk.layers))
+    if [layer.format for layer in disk.layers] != ["raw"]:
+        raise VmmError(
+            "The sandbox's disk is in layers, which only QEMU can use. Run the node with `--vmm qemu`, or make the sandbox anew."
+        )
+    return disk
+
+
+def without_zeros(path: Path) -> None:
+    """Rewrites a file so that what is zero in it takes no space. Raises `OSError` (ENOSPC), leaving it as it was."""
+    temporary = path.with_name(f".{path.name}.sparse")
+    temporary.unlink(missing_ok=True)
+    zeros = bytes(_SPARSE_PIECE)
+    try:
+        with path.open("rb", buffering=0) as reader, temporary.open("xb", buffering=0) as writer:
+            os.ftruncate(writer.fileno(), os.fstat(reader.fileno()).st_size)
+            offset = 0
+            while octets := os.pread(reader.fileno(), _PIECE, offset):
+                for start in range(0, len(octets), _SPARSE_PIECE):
+                    piece = octets[start : start + _SPARSE_PIECE]
+                    if piece != zeros[: len(piece)]:
+                        os.pwrite(writer.fileno(), piece, offset + start)
+                offset += len(octets)
+            os.fchmod(writer.fileno(), os.fstat(reader.fileno()).st_mode & 0o777)
+        os.rename(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def make_durable(disk: Disk) -> None:

@@ -3,7 +3,7 @@
 ```
 memory        the guest's memory, 0444; mapped privately by every VM restored from it
 state         the devices' state, 0444
-upper.qcow2   the disk at that instant, over the template's empty file system, 0444
+upper.qcow2   the disk at that instant, over the template's empty file system, 0444; upper.raw, all of it, where the VMM knows no layers
 manifest.json written last: a folder without it is no snapshot
 ```
 """
@@ -74,14 +74,15 @@ def seal_bake(folder: Path, described: Manifest, state: int, memory: Path, disk:
 
     Raises `VmmError` for a disk with more than the template's layer below, `OSError`.
     """
-    if [layer.format for layer in disk.layers] != ["raw", "qcow2"]:
+    if [layer.format for layer in disk.layers] not in (["raw", "qcow2"], ["raw"]):
         raise VmmError("Only a VM on a fresh disk can be baked.")
+    upper = disk.top.name
     size = os.fstat(state).st_size
     if not 0 < size <= _MAX_STATE:
-        raise VmmError(f"QEMU saved {size} octets of device state: at most {_MAX_STATE} are expected.")
+        raise VmmError(f"The VMM saved {size} octets of device state: at most {_MAX_STATE} are expected.")
     os.rename(memory, folder / "memory")
-    os.rename(disk.top, folder / "upper.qcow2")
-    for name in ("memory", "state", "upper.qcow2"):
+    os.rename(disk.top, folder / upper)
+    for name in ("memory", "state", upper):
         fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.fsync(fd)

@@ -7,7 +7,8 @@ within its bound, and `LauncherUnavailable` where the launcher is needed.
 """
 
 import asyncio
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -55,6 +56,10 @@ class LaunchRefused(VmmError):
         self.code = code
 
 
+AgentSocket = Path | Callable[[], Awaitable[socket.socket]]
+"""A Unix stream socket, or what connects: it waits for as long as the guest takes to listen, and raises `OSError` when the VM ended."""
+
+
 @dataclass(frozen=True)
 class ExitStatus:
     """How a VMM ended: its exit code, or the signal that killed it; `guest_shutdown` when the guest powered off, `guest_reset` when it reset itself.
@@ -82,9 +87,13 @@ class BootFiles:
     """The part of the kernel command line that belongs to the template; the driver adds its own."""
 
 
+UPPER_NAMES = ("upper.qcow2", "upper.raw")
+"""What the disk of a baked snapshot is called: a layer, or a whole disk where the VMM knows no layers."""
+
+
 @dataclass(frozen=True)
 class Baked:
-    """A baked snapshot: a folder with `memory`, `state`, `upper.qcow2` and `manifest.json`, none of which is ever written again.
+    """A baked snapshot: a folder with `memory`, `state`, `upper.qcow2` (or `upper.raw`) and `manifest.json`, none of which is ever written again.
 
     `memory` is mapped privately by every VM restored from it. `key` names template digest, shape without disk, VMM build,
     CPU and TSC frequency.
@@ -108,7 +117,9 @@ class Baked:
     @property
     def upper(self) -> Path:
         """The upper disk at the instant of the snapshot."""
-        return self.folder / "upper.qcow2"
+        return next(
+            (path for name in UPPER_NAMES if (path := self.folder / name).exists()), self.folder / UPPER_NAMES[0]
+        )
 
 
 @dataclass(frozen=True)
@@ -149,11 +160,13 @@ class Vm(Protocol):
     spec: VmSpec
     pid: int
     """Of the VMM, in the host's PID namespace; 0 before it is connected to."""
-    agent_socket: Path
-    """Unix stream socket of the guest channel; one connection at a time."""
     ended: "asyncio.Event"
     """Set when the VMM ended for whatever reason; `exit` then says how."""
     exit: ExitStatus | None
+
+    @property
+    def agent_socket(self) -> AgentSocket:
+        """Where the guest channel is reached; one connection at a time."""
 
     async def pause(self) -> None:
         """Stops the virtual CPUs; memory stays."""

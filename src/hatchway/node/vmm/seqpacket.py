@@ -50,6 +50,31 @@ async def receive(sock: socket.socket, most: int) -> bytes:
     return await asyncio.get_running_loop().sock_recv(sock, most)
 
 
+async def receive_with_fd(sock: socket.socket, most: int) -> tuple[bytes, int | None]:
+    """Receives one datagram and the descriptor beside it, which is the caller's, or None. Raises `OSError`."""
+    while True:
+        try:
+            data, fds, _, _ = socket.recv_fds(sock, most, 1, socket.MSG_CMSG_CLOEXEC)
+            return data, fds[0] if fds else None
+        except BlockingIOError:
+            await _readable(sock)
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(sock, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock)
+
+
 async def _writable(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from hatchway.node.vmm import seqpacket
 from hatchway.node.vmm.seam import ExitStatus, VmmDied, VmmError, VmmTimeout
 
 MAX_ANSWER = 4096
+MAX_CONSOLE = 66_000
+API, AGENT = 0, 1
+"""What can be dialled in the jail of a VMM that takes paths: its control socket, and the guest channel."""
 CONNECT_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 10.0
 TRANSFER_WITHIN_S = 300.0
@@ -22,7 +26,7 @@ _LOG = re.compile(rb"ok total=\d+ text=(.*)", re.DOTALL)
 
 
 class ShimError(VmmError):
-    """The shim refused; `code` is its code: `busy invalid running exited unmapped shared unsupported exhausted denied io`."""
+    """The shim refused; `code` is its code: `busy invalid running exited unmapped shared unsupported exhausted denied refused io`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -116,32 +120,72 @@ class ShimClient:
         """Writes a capture's pages into the mapping made from the VMM's descriptor `map_fd`."""
         return _transferred(await self._ask(b"inject map=%d" % map_fd, (in_fd,), TRANSFER_WITHIN_S))
 
+    async def console(self) -> bytes:
+        """Returns the newest octets of the guest's console, at most 64 KiB, of a VMM that takes paths. Not to be trusted."""
+        match = _LOG.fullmatch(await self._ask(b"console", most=MAX_CONSOLE))
+        if match is None:
+            raise VmmError("the shim's answer cannot be understood")
+        return match[1]
+
+    async def dial(self, to: int) -> socket.socket:
+        """Connects to `API` or `AGENT` of a VMM that takes paths. `ShimError("refused")` while nobody listens there, `"busy"` for a full queue."""
+        async with self._lock:
+            answer, fd = await self._exchange(b"dial to=%d" % to, (), ANSWER_WITHIN_S, MAX_ANSWER)
+        sock = None if fd is None else socket.socket(fileno=fd)
+        try:
+            _checked(answer)
+            if sock is None:
+                raise VmmError("the shim's answer cannot be understood")
+            sock.setblocking(False)
+        except BaseException:
+            if sock is not None:
+                sock.close()
+            raise
+        return sock
+
+    async def offer(self, number: int, fd: int) -> None:
+        """Has the VMM find the regular file `fd` as /hatchway/`number`, 40 to 49."""
+        await self._ask(b"offer as=%d" % number, (fd,))
+
+    async def withdraw(self, number: int) -> None:
+        """Ends an offer."""
+        await self._ask(b"withdraw as=%d" % number)
+
     async def close(self) -> None:
         """Drops the connection. The VM goes on."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
-    async def _ask(self, request: bytes, fds: Sequence[int] = (), within: float = ANSWER_WITHIN_S) -> bytes:
+    async def _ask(
+        self, request: bytes, fds: Sequence[int] = (), within: float = ANSWER_WITHIN_S, most: int = MAX_ANSWER
+    ) -> bytes:
         async with self._lock:
-            if self._sock is None:
-                self._sock = await _connect(self._path)
-            sock = self._sock
-            try:
-                async with asyncio.timeout(within):
-                    await seqpacket.send(sock, request, fds)
-                    answer = await seqpacket.receive(sock, MAX_ANSWER)
-                if not answer:
-                    raise ConnectionResetError(104, "it closed the connection")
-            except BaseException as error:
-                # Also when cancelled: the answer that is still to come must not be taken for another request's.
-                await self.close()
-                if isinstance(error, TimeoutError):
-                    raise VmmTimeout(f"the shim did not answer within {within:g} s") from error
-                if isinstance(error, OSError):
-                    raise VmmDied(f"the shim is gone, and the VMM with it: {error.strerror}") from error
-                raise
+            answer, fd = await self._exchange(request, fds, within, most)
+        if fd is not None:
+            os.close(fd)
         return _checked(answer)
+
+    async def _exchange(self, request: bytes, fds: Sequence[int], within: float, most: int) -> tuple[bytes, int | None]:
+        """One request and its answer. The caller holds the lock."""
+        if self._sock is None:
+            self._sock = await _connect(self._path)
+        sock = self._sock
+        try:
+            async with asyncio.timeout(within):
+                await seqpacket.send(sock, request, fds)
+                answer, fd = await seqpacket.receive_with_fd(sock, most)
+            if not answer:
+                raise ConnectionResetError(104, "it closed the connection")
+        except BaseException as error:
+            # Also when cancelled: the answer that is still to come must not be taken for another request's.
+            await self.close()
+            if isinstance(error, TimeoutError):
+                raise VmmTimeout(f"the shim did not answer within {within:g} s") from error
+            if isinstance(error, OSError):
+                raise VmmDied(f"the shim is gone, and the VMM with it: {error.strerror}") from error
+            raise
+        return answer, fd
 
 
 async def _connect(path: Path) -> socket.socket:

@@ -1,0 +1,162 @@
+"""The settings file `hatchway.toml`: read strictly, so that a mistyped line is an error and never a default.
+
+Found by `--config`, else `HATCHWAY_CONFIG`, else `hatchway.toml` in the data folder. What the command line says goes before the file.
+"""
+
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from hatchway.domain.checking import explain
+from hatchway.domain.errors import Forbidden, HatchwayError, Unprocessable
+from hatchway.domain.host_limits import DEFAULTS, HostLimits
+from hatchway.supervisor.settings import (
+    DEFAULT_API_PORT,
+    DEFAULT_DATA_PORT,
+    MAX_UID_BASE,
+    MIN_UID_BASE,
+    Profile,
+    Settings,
+    Tls,
+)
+
+NAME = "hatchway.toml"
+MAX_OCTETS = 256 * 1024
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Url = Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+$")]
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where one of the two HTTP services listens. Paths of files are from the settings file's folder on."""
+
+    host: str = "127.0.0.1"
+    port: Port | None = None
+    certificate: str | None = None
+    key: str | None = None
+    url: Url | None = None
+    """How clients reach it, where that is not what it listens on: behind a name, or a proxy."""
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file. docs/production.md explains it."""
+
+    profile: Profile = "development"
+    allow_emulated: bool = False
+    uid_base: Annotated[int, Meta(ge=MIN_UID_BASE, le=MAX_UID_BASE)] | None = None
+    bake: bool = True
+    api: Listener = Listener()
+    data: Listener = Listener()
+    limits: HostLimits = DEFAULTS
+
+
+def find(named: Path | None, data_dir: Path) -> Path | None:
+    """The settings file that is to be read; None where there is none and none was named."""
+    if named is None and (by_environment := os.environ.get("HATCHWAY_CONFIG")):
+        named = Path(by_environment)
+    if named is not None:
+        return named.absolute()
+    usual = data_dir / NAME
+    return usual if usual.exists() else None
+
+
+def read(path: Path) -> File:
+    """Reads a settings file. Raises `Forbidden("config_insecure")`, `Unprocessable("config_invalid")` and those that name a field."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise Unprocessable(
+            "config_unreadable", f"{path} cannot be read: {error.strerror}.", "Name another file with --config."
+        ) from error
+    try:
+        check_file(fd, path)
+        content = b""
+        while len(content) <= MAX_OCTETS and (more := os.read(fd, MAX_OCTETS + 1)):
+            content += more
+    finally:
+        os.close(fd)
+    if len(content) > MAX_OCTETS:
+        raise invalid(path, f"it has more than {MAX_OCTETS} octets")
+    try:
+        table: Any = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise invalid(path, str(error)) from None
+    try:
+        return msgspec.convert(table, File)
+    except msgspec.ValidationError as error:
+        found = explain(str(error), File)
+        raise Unprocessable("config_invalid", f"{path}: {found.cause}", found.remedy, **found.extra) from None
+
+
+def invalid(path: Path, why: str) -> HatchwayError:
+    """The error of a file that cannot be what it should be."""
+    return Unprocessable("config_invalid", f"{path}: {why}.", "docs/production.md shows a whole file.")
+
+
+def check_file(fd: int, path: Path, *, private: bool = False) -> None:
+    """Raises `Forbidden("config_insecure")` for an open file that others own or can change, or read where it is `private`."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise Forbidden("config_insecure", f"{path} is not a file.", "Name another one.")
+    if found.st_uid not in (0, os.geteuid()):
+        raise Forbidden("config_insecure", f"{path} belongs to user {found.st_uid}.", f"`chown {os.geteuid()} {path}`.")
+    forbidden, fix, what = (0o077, "go-rwx", "read") if private else (0o022, "go-w", "changed")
+    if found.st_mode & forbidden:
+        mode = f"mode {found.st_mode & 0o777:o}"
+        raise Forbidden("config_insecure", f"{path} can be {what} by others ({mode}).", f"`chmod {fix} {path}`.")
+
+
+def settings(
+    data_dir: Path,
+    named: Path | None = None,
+    *,
+    profile: Profile | None = None,
+    allow_emulated: bool | None = None,
+    bake: bool | None = None,
+    api_host: str | None = None,
+    api_port: int | None = None,
+    data_host: str | None = None,
+    data_port: int | None = None,
+) -> Settings:
+    """The settings of an installation: of its file, where it has one, with what the command line says before it.
+
+    Raises what `read` does.
+    """
+    path = find(named, data_dir)
+    file = File() if path is None else read(path)
+    folder = data_dir if path is None else path.parent
+    return Settings(
+        data_dir=data_dir,
+        config=path,
+        profile=profile or file.profile,
+        allow_emulated=file.allow_emulated if allow_emulated is None else allow_emulated,
+        uid_base=file.uid_base,
+        bake=file.bake if bake is None else bake,
+        limits=file.limits,
+        api_host=api_host or file.api.host,
+        api_port=_first(api_port, file.api.port, DEFAULT_API_PORT),
+        api_tls=_tls(path, folder, "api", file.api),
+        api_url=file.api.url,
+        data_host=data_host or file.data.host,
+        data_port=_first(data_port, file.data.port, DEFAULT_DATA_PORT),
+        data_tls=_tls(path, folder, "data", file.data),
+        data_url=file.data.url,
+    )
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)
+
+
+def _tls(path: Path | None, folder: Path, name: Literal["api", "data"], listener: Listener) -> Tls | None:
+    if listener.certificate is None and listener.key is None:
+        return None
+    if listener.certificate is None or listener.key is None:
+        assert path is not None
+        raise invalid(path, f"`{name}` has one of `certificate` and `key` without the other")
+    return Tls(certificate=folder / listener.certificate, key=folder / listener.key)

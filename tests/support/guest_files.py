@@ -1,0 +1,170 @@
+"""Runs the guest's `files` program on this host, as the node runs it in a guest: upload on 0, data on 1, JSON lines on 2."""
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+GUEST = Path(__file__).parents[2] / "guest"
+MAX_LINE = 32 * 1024
+NOBODY = 65534
+ENVIRONMENT = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
+"""A search for leaks at the end of a program that ends anyway takes longer than the program."""
+
+
+def build(folder: Path) -> Path:
+    """Builds the program under sanitizers; the folder that holds `files` and `files-named` (for file systems without nameless files)."""
+    done = subprocess.run(
+        ["make", "-s", "-C", str(GUEST), "files", f"OUT={folder}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return folder / "test"
+
+
+@dataclass
+class Said:
+    """What one run said, and how it went."""
+
+    data: bytes
+    head: dict[str, Any] | None
+    ok: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.data.splitlines()]
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        assert self.ok is not None, self.error
+        return dict(self.ok["entry"])
+
+    @property
+    def code(self) -> str | None:
+        return None if self.error is None else str(self.error["code"])
+
+
+def parse(data: bytes, said: bytes, code: int) -> Said:
+    """Checks the lines against docs/protocols/guest-files.md."""
+    lines = said.splitlines(keepends=True)
+    for line in (*lines, *(data.splitlines(keepends=True) if data.startswith(b'{"path') else ())):
+        assert line.endswith(b"\n"), said[-2000:]
+        assert len(line) <= MAX_LINE
+    objects = [json.loads(line) for line in lines]
+    head = objects.pop(0)["head"] if objects and "head" in objects[0] else None
+    assert len(objects) == 1, said[-4000:].decode(errors="replace")
+    last = objects[0]
+    if "ok" in last:
+        assert code == 0
+        assert list(last) == ["ok"]
+        return Said(data, head, last["ok"], None)
+    assert code == 1
+    assert isinstance(last["errno"], int)
+    assert last["message"]
+    assert os.strerror(last["errno"])
+    return Said(data, head, None, last)
+
+
+@dataclass
+class Files:
+    """The program, in a working folder and as a user."""
+
+    binary: Path
+    home: Path
+    uid: int | None = None
+    wrapper: list[str] = field(default_factory=list)
+
+    def start(
+        self, op: str, *arguments: str | bytes, stdin: int | BinaryIO = subprocess.DEVNULL, **named: Any
+    ) -> "Run":
+        argv: list[str | bytes] = [*self.wrapper, str(self.binary), op]
+        argv += [*arguments, *(os.fsencode(f"{key}=") + _octets(value) for key, value in named.items())]
+        who = {} if self.uid is None else {"user": self.uid, "group": self.uid, "extra_groups": []}
+        process = subprocess.Popen(
+            argv, cwd=self.home, env=ENVIRONMENT, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **who
+        )
+        return Run(process)
+
+    def run(self, op: str, *arguments: str | bytes, upload: bytes | None = None, **named: Any) -> Said:
+        run = self.start(op, *arguments, stdin=subprocess.DEVNULL if upload is None else subprocess.PIPE, **named)
+        try:
+            data, said = run.process.communicate(upload, timeout=120)
+        finally:
+            run.kill()
+        return parse(data, said, run.process.returncode)
+
+    def ok(self, op: str, *arguments: str | bytes, upload: bytes | None = None, **named: Any) -> dict[str, Any]:
+        said = self.run(op, *arguments, upload=upload, **named)
+        assert said.ok is not None, said.error
+        return said.ok
+
+    def fails(self, op: str, *arguments: str | bytes, upload: bytes | None = None, **named: Any) -> str:
+        """The code of the error that it must be."""
+        said = self.run(op, *arguments, upload=upload, **named)
+        assert said.error is not None, said.ok
+        return str(said.error["code"])
+
+    def pages(self, **named: Any) -> Iterator[list[dict[str, Any]]]:
+        """A listing, page by page."""
+        after: dict[str, Any] = {}
+        while True:
+            said = self.run("list", **named, **after)
+            assert said.ok is not None, said.error
+            assert said.ok["entries"] == len(said.lines)
+            yield said.lines
+            if "next" not in said.ok:
+                return
+            base64 = said.ok.get("next_base64")
+            after = {"after": said.ok["next"]} if base64 is None else {"after_base64": base64}
+
+
+def _octets(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return (
+        os.fsencode(value)
+        if isinstance(value, str | Path)
+        else str(int(value) if isinstance(value, bool) else value).encode()
+    )
+
+
+@dataclass
+class Run:
+    """One run that is going on."""
+
+    process: "subprocess.Popen[bytes]"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream and not stream.closed:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def event(self) -> dict[str, Any]:
+        """The next line on 1."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line.endswith(b"\n"), self.process.stderr.read() if self.process.stderr else b""
+        return dict(json.loads(line))
+
+    def head(self) -> dict[str, Any]:
+        assert self.process.stderr
+        return dict(json.loads(self.process.stderr.readline())["head"])
+
+    def last(self) -> dict[str, Any]:
+        """What it says at its end."""
+        assert self.process.stderr
+        said = dict(json.loads(self.process.stderr.readline()))
+        self.process.wait(timeout=60)
+        return said
