@@ -454,7 +454,7 @@ async def test_a_paused_machine_is_captured_and_lives_on_in_any_number(
     capture = stand.folder / "capture"
     for _ in range(2):
         await source.vm.pause()
-        await stand.driver.capture(source.vm, capture)
+        (await stand.driver.capture(source.vm, capture))()
         await source.vm.resume()
     await source.sh("echo after > /root/disk; rm /dev/shm/memory; sync")
     diff = (capture / "memory.diff").stat().st_size
@@ -477,7 +477,7 @@ async def test_a_capture_without_its_parts_is_refused(stand: Stand, baked: Baked
     source = await stand.restored(baked)
     await source.vm.pause()
     capture = stand.folder / "capture"
-    await stand.driver.capture(source.vm, capture)
+    (await stand.driver.capture(source.vm, capture))()
     (capture / "state").write_bytes(b"QEVM")
     with pytest.raises(SnapshotMismatch, match="damaged"):
         await stand.driver.revive(capture, stand.spec())

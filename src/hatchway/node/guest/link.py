@@ -255,6 +255,14 @@ class Link:
         """See `GuestLink`."""
         await self._request(FrameType.SYNC)
 
+    async def freeze(self, within_ms: int) -> None:
+        """See `GuestLink`."""
+        await self._request(FrameType.FREEZE, (Tag.TIMEOUT_MS, within_ms))
+
+    async def thaw(self) -> None:
+        """See `GuestLink`."""
+        await self._request(FrameType.THAW)
+
     async def resize_disk(self) -> int:
         """See `GuestLink`."""
         return (await self._request(FrameType.RESIZE_DISK)).number(Tag.SIZE)

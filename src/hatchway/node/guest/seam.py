@@ -253,6 +253,12 @@ class GuestLink(Protocol):
     async def sync(self) -> None:
         """Flushes the guest's disks."""
 
+    async def freeze(self, within_ms: int) -> None:
+        """Flushes the writable file system and lets nothing more be written to it, until `thaw` or for that time, at most a minute of the guest's."""
+
+    async def thaw(self) -> None:
+        """Lets writes go on. Idempotent."""
+
     async def resize_disk(self) -> int:
         """Grows the file system to its device; returns its size in octets."""
 

@@ -55,8 +55,8 @@ def create(folder: Path, name: str) -> int:
     return os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def seal(folder: Path, sandbox: Path, described: Manifest, *, whole: bool = False) -> None:
-    """Adds the base and the disk of the paused machine in `sandbox`, fsyncs all and writes the record last.
+def take(folder: Path, sandbox: Path, *, disk: bool, whole: bool = False) -> None:
+    """Adds the base, and with `disk` the disk, of the paused machine in `sandbox`. What is in `folder` is no capture before it is sealed.
 
     `whole`: the base is in `folder` already and holds all of the memory. Raises `VmmError` when the machine's memory base is not known, `OSError`.
     """
@@ -68,17 +68,36 @@ def seal(folder: Path, sandbox: Path, described: Manifest, *, whole: bool = Fals
     if not whole:
         (folder / BASE).unlink(missing_ok=True)
         os.link(base, folder / BASE, follow_symlinks=False)
-    copy_disk(sandbox, folder)
-    for name in (DIFF, STATE, *([BASE] if whole else [])):
+    if disk:
+        copy_disk(sandbox, folder)
+
+
+def seal(folder: Path, described: Manifest, *, durable: bool = True) -> None:
+    """Fsyncs all, takes the digests and writes the record last; the machine may run on meanwhile. Raises `OSError`.
+
+    One that is not `durable` is for what is revived from it at once and then removed: it has no digests of its own to be checked.
+    """
+    (folder / MERGED).unlink(missing_ok=True)
+    parts: dict[str, tuple[str, int]] = {}
+    for name in (DIFF, STATE, *(name for name in (disks.TOP, disks.RAW_TOP) if (folder / name).exists())):
         fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if durable:
+                os.fsync(fd)
+            if durable or name == STATE:
+                parts[name] = manifest.digest_of_open(fd)
+        finally:
+            os.close(fd)
+    base = folder / BASE
+    if durable and base.stat().st_nlink == 1:  # made by this capture, not by a bake
+        fd = os.open(base, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
-    sha256, size = manifest.digest_of(folder / STATE)
-    (folder / MERGED).unlink(missing_ok=True)
-    complete = msgspec.structs.replace(described, state_sha256=sha256, state_size=size)
-    replace_file(folder / RECORD, msgspec.json.encode(complete))
+    sha256, size = parts.pop(STATE)
+    complete = msgspec.structs.replace(described, state_sha256=sha256, state_size=size, parts=parts)
+    replace_file(folder / RECORD, msgspec.json.encode(complete), durable=durable)
 
 
 def no_changes(size: int) -> bytes:
@@ -147,7 +166,7 @@ def _copy(source: int, target: int, offset: int, length: int, name: str) -> None
         length -= len(octets)
 
 
-def copy_disk(source: Path, target: Path) -> disks.Disk:
+def copy_disk(source: Path, target: Path, *, durable: bool = False) -> disks.Disk:
     """Gives `target` the disk of `source` as it is now: links below, a copy of the topmost layer. Raises `VmmError`, `OSError`."""
     disk = disks.load(source)
     if disk is None:
@@ -156,18 +175,37 @@ def copy_disk(source: Path, target: Path) -> disks.Disk:
     for layer in disk.layers:
         (target / layer.name).unlink(missing_ok=True)
         if layer is disk.layers[-1]:
-            disks.copy_sparse(disk.top, target / layer.name)
+            disks.copy_sparse(disk.top, target / layer.name, durable=durable)
             os.chmod(target / layer.name, 0o600)
         else:
             disks.link_or_copy(source / layer.name, target / layer.name)
-    replace_file(target / disks.RECORD, msgspec.json.encode(disk.layers))
+    replace_file(target / disks.RECORD, msgspec.json.encode(disk.layers), durable=durable)
     return disks.Disk(target, disk.layers)
+
+
+def size_of(folder: Path) -> tuple[int, int]:
+    """Octets on the host's disk for memory and for the disk's topmost layer, beside what is shared with the baked snapshot. Raises `OSError`."""
+    memory = disk = 0
+    for path in folder.iterdir():
+        found = path.lstat()
+        if path.name in (disks.TOP, disks.RAW_TOP):
+            disk += found.st_blocks * 512
+        elif found.st_nlink == 1:
+            memory += found.st_blocks * 512
+    return memory, disk
 
 
 def verify(folder: Path, expected: Manifest) -> None:
     """Checks that a capture is whole and can be loaded here. Raises `SnapshotMismatch`, `OSError`."""
-    manifest.verify_conditions(folder / RECORD, folder.name, expected)
+    found = manifest.verify_conditions(folder / RECORD, folder.name, expected)
     for name in (BASE, DIFF):
         if not (folder / name).exists():
             raise SnapshotMismatch(f"The capture {folder.name} is incomplete: {name} is missing.")
     manifest.verify_state(folder / RECORD, folder / STATE, folder.name)
+    for name, digest in found.parts.items():
+        try:
+            whole = manifest.digest_of(folder / name) == digest
+        except FileNotFoundError:
+            whole = False
+        if not whole:
+            raise SnapshotMismatch(f"The part {name} of the capture {folder.name} is missing or damaged.")

@@ -205,8 +205,8 @@ def link_or_copy(source: Path, target: Path) -> None:
         copy_sparse(source, target)
 
 
-def copy_sparse(source: Path, target: Path) -> None:
-    """Copies a file, sharing its blocks where the file system can, else leaving its holes out; durable. Raises `OSError`."""
+def copy_sparse(source: Path, target: Path, *, durable: bool = True) -> None:
+    """Copies a file, sharing its blocks where the file system can, else leaving its holes out. Raises `OSError`."""
     with source.open("rb") as reader, target.open("xb") as writer:
         size = os.fstat(reader.fileno()).st_size
         os.ftruncate(writer.fileno(), size)
@@ -218,7 +218,8 @@ def copy_sparse(source: Path, target: Path) -> None:
                 break  # only a hole is left
             offset = os.lseek(reader.fileno(), start, os.SEEK_HOLE)
             _copy_range(reader.fileno(), writer.fileno(), start, offset)
-        os.fsync(writer.fileno())
+        if durable:
+            os.fsync(writer.fileno())
 
 
 def _copy_range(reader: int, writer: int, start: int, end: int) -> None:

@@ -1,6 +1,7 @@
 """The driver for Firecracker, which needs hardware virtualization."""
 
 import asyncio
+import functools
 import hashlib
 import logging
 import os
@@ -17,7 +18,7 @@ from hatchway.node.vmm.firecracker_vm import FirecrackerVm
 from hatchway.node.vmm.host import Host
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.manifest import Manifest
-from hatchway.node.vmm.seam import Baked, SnapshotMismatch, Vm, VmmDied, VmmError, VmSpec
+from hatchway.node.vmm.seam import Baked, Sealing, SnapshotMismatch, Vm, VmmDied, VmmError, VmSpec
 from hatchway.node.vmm.shim_vm import Kind
 from hatchway.node.vmm.starting import Descriptors, adopted, ask_to_start, running_already, undone_on_failure
 from hatchway.wire.launcher import StartVm
@@ -151,8 +152,8 @@ class FirecrackerDriver:
         """See `seam.Driver.adopt`. Raises `WrongGeneration` when the VM that runs is of another one."""
         return await adopted(self._vm(spec))
 
-    async def capture(self, vm: Vm, folder: Path) -> None:
-        """See `seam.Driver.capture`. Raises `VmmError` when the VM is not paused. The source can be resumed in any case.
+    async def capture(self, vm: Vm, folder: Path, *, disk: bool = True) -> Sealing:
+        """See `seam.Driver.capture`.
 
         Of a machine that booted, or has more than 3 GiB, all of the memory is written; of others what they changed.
         """
@@ -161,11 +162,13 @@ class FirecrackerDriver:
         if await vm.status() != "paused":
             raise VmmError("Only a paused VM can be captured.")
         sparse = await vm.save_changes(folder)
-        described = self._manifest(vm.spec.shape, vm.spec.network)
-        await asyncio.to_thread(captures.seal, folder, vm.spec.folder, described, whole=not sparse)
+        await asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk, whole=not sparse)
+        return functools.partial(captures.seal, folder, self._manifest(vm.spec.shape, vm.spec.network))
 
-    async def revive(self, folder: Path, spec: VmSpec) -> Vm:
-        """See `seam.Driver.revive`. The first one merges base and changes into one file, which all of them map."""
+    async def revive(
+        self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
+    ) -> Vm:
+        """See `seam.Driver.revive`. The first one merges base and changes into one file, which all of them map, `shared` or not."""
         if (running := await running_already(self._launcher, self._run_dir, spec, self._vm)) is not None:
             return running
         await asyncio.to_thread(captures.verify, folder, self._manifest(spec.shape, spec.network))
@@ -180,6 +183,8 @@ class FirecrackerDriver:
             await self._launch(spec, fds)
         vm = self._vm(spec)
         async with undone_on_failure(vm, self._launcher):
+            if launched is not None:
+                launched(vm)
             await vm.connect()
             await self._load(vm, f"capture {folder.name}", resume=False)
         return vm

@@ -41,6 +41,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
     state_sha256: str = ""
     state_size: int = 0
+    parts: dict[str, tuple[str, int]] = {}
+    """Of a capture, the other files that are its own: name, SHA-256 in hex and size in octets."""
 
     def conditions(self) -> dict[str, object]:
         """The members that must be equal for a load, with names for people."""
@@ -132,9 +134,14 @@ def digest_of(path: Path) -> tuple[str, int]:
     """Returns a file's SHA-256 in hex and its size in octets. Raises `OSError`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return _sha256(fd), os.fstat(fd).st_size
+        return digest_of_open(fd)
     finally:
         os.close(fd)
+
+
+def digest_of_open(fd: int) -> tuple[str, int]:
+    """The same for an open file. Raises `OSError`."""
+    return _sha256(fd), os.fstat(fd).st_size
 
 
 def _read(path: Path, name: str) -> Manifest:

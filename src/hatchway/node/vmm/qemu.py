@@ -1,6 +1,7 @@
 """The driver for QEMU's microvm, with hardware virtualization where the probe found that it works, else software emulation."""
 
 import asyncio
+import functools
 import hashlib
 import logging
 import os
@@ -19,6 +20,7 @@ from hatchway.node.vmm.qemu_vm import QemuVm
 from hatchway.node.vmm.qmp import QmpError, command
 from hatchway.node.vmm.seam import (
     Baked,
+    Sealing,
     SnapshotMismatch,
     Vm,
     VmmDied,
@@ -194,8 +196,8 @@ class QemuDriver:
         """See `seam.Driver.adopt`. Raises `WrongGeneration` when the VM that runs is of another one."""
         return await adopted(self._vm(spec))
 
-    async def capture(self, vm: Vm, folder: Path) -> None:
-        """See `seam.Driver.capture`. Raises `VmmError` when the VM is not paused. The source can be resumed in any case."""
+    async def capture(self, vm: Vm, folder: Path, *, disk: bool = True) -> Sealing:
+        """See `seam.Driver.capture`."""
         if not isinstance(vm, QemuVm):
             raise VmmError("This is no VM of this driver.")
         if await vm.status() != "paused":
@@ -208,21 +210,26 @@ class QemuDriver:
         finally:
             os.close(diff)
             os.close(state)
-        described = self._manifest(vm.spec.shape, vm.spec.network)
-        await asyncio.to_thread(captures.seal, folder, vm.spec.folder, described)
+        await asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk)
+        return functools.partial(captures.seal, folder, self._manifest(vm.spec.shape, vm.spec.network))
 
-    async def revive(self, folder: Path, spec: VmSpec) -> Vm:
+    async def revive(
+        self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
+    ) -> Vm:
         """See `seam.Driver.revive`."""
         if (running := await running_already(self._launcher, self._run_dir, spec, self._vm)) is not None:
             return running
         await asyncio.to_thread(captures.verify, folder, self._manifest(spec.shape, spec.network))
+        memory = folder / captures.BASE
+        if shared:
+            memory = await asyncio.to_thread(captures.merged_memory, folder)
         with Descriptors() as fds:
             disk = disks.load(spec.folder)
             if disk is None:
                 disk = await asyncio.to_thread(captures.copy_disk, folder, spec.folder)
-            await asyncio.to_thread(captures.keep_base, spec.folder, folder / captures.BASE)
-            fds.add(qemu_args.MEMORY_FD, os.open(folder / captures.BASE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
-            fds.add(qemu_args.STATE_FD, os.open(folder / captures.STATE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            await asyncio.to_thread(captures.keep_base, spec.folder, memory)
+            fds.add_file(qemu_args.MEMORY_FD, memory)
+            fds.add_file(qemu_args.STATE_FD, folder / captures.STATE)
             self._add_disks(fds, spec, disk)
             parts = qemu_args.Parts(
                 machine=self._machine,
@@ -237,9 +244,13 @@ class QemuDriver:
             await self._launch(spec, self._root, parts, fds)
         vm = self._vm(spec)
         async with undone_on_failure(vm, self._launcher):
+            if launched is not None:
+                launched(vm)
             with Descriptors() as own:
-                diff = os.open(folder / captures.DIFF, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                own.add(0, diff)
+                diff = None
+                if not shared:
+                    diff = os.open(folder / captures.DIFF, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                    own.add(0, diff)
                 await self._loaded(vm, f"capture {folder.name}", diff)
         return vm
 

@@ -203,6 +203,13 @@ class Vm(Protocol):
         """Drops the connections to the VMM and shim without touching the VM: it can be adopted again."""
 
 
+class Sealing(Protocol):
+    """Makes a capture whole: digests, and the record that says that it is one."""
+
+    def __call__(self, *, durable: bool = True) -> None:
+        """Blocks; raises `OSError`. One that is not `durable` is for what is revived from it at once and then removed."""
+
+
 class Driver(Protocol):
     """One kind of VMM on this host."""
 
@@ -232,13 +239,20 @@ class Driver(Protocol):
         Raises `VmmDied` when it is not there any more, with its exit status where the shim still knows it, `WrongGeneration`.
         """
 
-    async def capture(self, vm: Vm, folder: Path) -> None:
-        """Live full snapshot of a restored VM that is paused: what changed since its parent, sparse (memory diff, device state, disk layer)."""
+    async def capture(self, vm: Vm, folder: Path, *, disk: bool = True) -> "Sealing":
+        """Live full snapshot of a VM that is paused: what changed since its parent, sparse (memory diff, device state, disk layer).
 
-    async def revive(self, folder: Path, spec: VmSpec) -> Vm:
+        The VM may go on when this returns; the capture is one when what is returned was called, in a thread. Without `disk` the sandbox's
+        own disk must stay as it is. Raises `VmmError` when the VM is not paused; the source can be resumed in any case.
+        """
+
+    async def revive(
+        self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
+    ) -> Vm:
         """Starts the machine of a `capture`, paused, with a copy of its disk in `spec.folder` when that has none: resume it, then set its clock.
 
-        Raises as `restore`.
+        `shared`: several are made from this capture, which then share the pages that it has beside its base. `launched` as with `restore`;
+        raises as that does.
         """
 
     def overhead_mib(self, shape: Shape) -> int:
