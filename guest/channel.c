@@ -15,10 +15,11 @@
 #include "stream.h"
 
 enum {
-    QUEUE = 128 << 10,     /* answers that wait to be sent; while they are many no further request is read */
+    QUEUE = 192 << 10,     /* answers that wait to be sent; while they are many no further request is read */
     ANSWER_ROOM = 1024,    /* more than the longest answer */
     PROC_ROOM = 1024,      /* more than the longest PROC frame */
     TX = 64 << 10,
+    RETRY_MS = 20,
     ROUNDS = 8,            /* reads and writes before others get their turn */
 };
 
@@ -37,6 +38,7 @@ static bool ready_due;  /* the list of processes after HELLO_ACK is not complete
 static bool readable;   /* there may be octets to read: the port is watched edge by edge, because its hang-up never ends */
 static bool writable;
 static bool retry_soon; /* a bound of work was reached: go on at once */
+static uint64_t retry_at; /* the kernel had no memory for the port: no edge will say when it has again */
 
 bool channel_use_port(int fd)
 {
@@ -173,6 +175,24 @@ static void act(const struct frame *frame)
         request_frame(frame);
 }
 
+/* Reading or writing failed. The host went away, which the port tells with an edge when it is back, or something that passes. */
+static void failed(int error)
+{
+    if (listener.fd < 0 && error != EPIPE && error != ECONNRESET && error != ENODEV)
+        retry_at = now_ns() + RETRY_MS * (uint64_t)1000000;
+    disconnected();
+}
+
+uint64_t channel_deadline(void) { return retry_at; }
+
+void channel_expire(void)
+{
+    if (retry_at != 0 && now_ns() >= retry_at) {
+        retry_at = 0;
+        readable = writable = true;
+    }
+}
+
 /* ---- out ---- */
 
 static void put_proc(struct proc *proc, uint8_t state)
@@ -270,7 +290,7 @@ static void send_out(void)
             writable = false; /* also while no host is connected */
         } else if (n < 0 && errno != EINTR) {
             writable = false;
-            disconnected();
+            failed(errno);
         }
     }
 }
@@ -282,8 +302,8 @@ static bool take_frames(void)
 {
     struct frame frame;
     for (;;) {
-        /* A request leaves one answer; starts and helpers in progress leave MAX_REQUESTS each, later. */
-        if (QUEUE - (queue_end - queue_start) < (2 * MAX_REQUESTS + 4) * ANSWER_ROOM)
+        /* A request leaves one answer; starts and helpers in progress leave MAX_REQUESTS each, later, and connections what waits for them. */
+        if (QUEUE - (queue_end - queue_start) < (2 * MAX_REQUESTS + MAX_DIALS * MAX_WAITERS + 4) * ANSWER_ROOM)
             return false;
         if (!frame_next(&parser, &frame))
             return true;
@@ -307,9 +327,12 @@ static bool take_in(void)
             clear = take_frames();
         } else if (n < 0 && errno == EAGAIN) {
             readable = false;
-        } else if (n == 0 || errno != EINTR) {
+        } else if (n == 0) {
             readable = false; /* no host: the port says so with each edge */
             disconnected();
+        } else if (errno != EINTR) {
+            readable = false;
+            failed(errno);
         }
     }
     return clear;

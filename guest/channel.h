@@ -14,6 +14,10 @@ bool channel_use_listener(int fd);
 /* Moves octets both ways as far as they go now; true when it should be called again at once. */
 bool channel_pump(void);
 
+/* When to try a port again that failed for want of memory (CLOCK_MONOTONIC; 0: it did not). */
+uint64_t channel_deadline(void);
+void channel_expire(void);
+
 /* True when everything that was queued is written, or nobody listens. */
 bool channel_flushed(void);
 

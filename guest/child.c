@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <termios.h>
 
 #include "abi.h"
@@ -86,6 +87,9 @@ IN_CHILD void child_main(void *argument)
     RAW(SYS_close_range, job->builtin ? 5 : 4, ~0u, 0, 0); /* pipe ends of others must not live on in a start that hangs */
     if (job->terminal)
         RAW(SYS_ioctl, 0, TIOCSCTTY, 0, 0);
+    if ((job->nofile[0] && (error = RAW(SYS_prlimit64, 0, RLIMIT_NOFILE, job->nofile, 0)) < 0) ||
+        (job->fsize[0] && (error = RAW(SYS_prlimit64, 0, RLIMIT_FSIZE, job->fsize, 0)) < 0))
+        child_fail(STAGE_LIMITS, error);
     if (job->switch_user) {
         const struct account *who = &job->account;
         if ((error = RAW(SYS_setgroups, who->group_count, who->groups, 0, 0)) < 0 ||

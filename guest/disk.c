@@ -24,6 +24,7 @@ struct waiting {
     uint32_t request;
     unsigned connection;
     bool used;
+    bool freeze; /* it waits for the freeze that is under way */
 };
 static struct waiting waiting[MAX_REQUESTS];
 
@@ -36,7 +37,7 @@ static int remember(uint32_t request)
 {
     for (int i = 0; i < MAX_REQUESTS; i++) {
         if (!waiting[i].used) {
-            waiting[i] = (struct waiting){request, connection, true};
+            waiting[i] = (struct waiting){request, connection, true, false};
             return i;
         }
     }
@@ -101,8 +102,7 @@ static int thaw(void)
 
 static void done_freeze(unsigned context, int error)
 {
-    uint32_t request;
-    bool asked = recall(context, &request);
+    (void)context; /* whoever asked meanwhile has the same answer */
     if (error == EIO) /* it was killed, maybe with the disk frozen: nobody would ever thaw it */
         ioctl(agent.upper_fd, HW_FITHAW, 0);
     state = error == 0 ? FROZEN : THAWED;
@@ -112,8 +112,11 @@ static void done_freeze(unsigned context, int error)
     }
     if (error != 0)
         thaw_at = 0;
-    if (asked)
-        respond(request, error, "freezing the disk: %s", strerror(error));
+    for (unsigned i = 0; i < MAX_REQUESTS; i++) {
+        uint32_t request;
+        if (waiting[i].used && waiting[i].freeze && recall(i, &request))
+            respond(request, error, "freezing the disk: %s", strerror(error));
+    }
 }
 
 void disk_freeze(uint32_t request, uint64_t timeout_ms)
@@ -122,27 +125,26 @@ void disk_freeze(uint32_t request, uint64_t timeout_ms)
         respond(request, EINVAL, "TIMEOUT_MS must be 1 to %d", MAX_FREEZE_MS);
         return;
     }
-    if (state == FREEZING) {
-        respond(request, EBUSY, "the disk is being frozen");
-        return;
-    }
-    thaw_at = now_ns() + timeout_ms * 1000000u;
+    uint64_t until = now_ns() + timeout_ms * 1000000u;
     if (state == FROZEN || agent.upper_fd < 0) {
+        thaw_at = until;
         state = FROZEN;
         respond_done(request);
         return;
     }
-    state = FREEZING;
-    thaw_when_frozen = false;
+    bool under_way = state == FREEZING;
     int context = remember(request);
-    int error = context < 0 ? -EAGAIN : helper_run(work_freeze, agent.upper_fd, done_freeze, (unsigned)context);
+    int error = context < 0 ? -EAGAIN : under_way ? 0 : helper_run(work_freeze, agent.upper_fd, done_freeze, (unsigned)context);
     if (error < 0) {
         if (context >= 0)
             waiting[context].used = false;
-        state = THAWED;
-        thaw_at = 0;
         respond(request, -error, "too many requests in progress, or no memory for one more");
+        return;
     }
+    waiting[context].freeze = true;
+    state = FREEZING;
+    thaw_at = until;
+    thaw_when_frozen = false;
 }
 
 void disk_thaw(uint32_t request)

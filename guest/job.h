@@ -11,7 +11,7 @@
 #include "user.h"
 
 enum { STACK = 16384 };
-enum stage { STAGE_NAMESPACE = 1, STAGE_USER, STAGE_CWD, STAGE_EXEC, STAGE_STDIO };
+enum stage { STAGE_NAMESPACE = 1, STAGE_USER, STAGE_CWD, STAGE_EXEC, STAGE_STDIO, STAGE_LIMITS };
 
 struct report {
     int32_t stage, error;
@@ -35,6 +35,7 @@ struct job {
     bool cwd_is_home;
     bool terminal, switch_user, builtin;
     struct account account;
+    uint64_t nofile[2], fsize[2]; /* as setrlimit takes them; 0: as they are */
     int in, out, err, report_end;
     char attempt[MAX_PATH];
     uint8_t stack[STACK] __attribute__((aligned(16)));

@@ -97,8 +97,9 @@ static uint64_t sooner(uint64_t a, uint64_t b)
 
 void loop_turn(int timeout)
 {
-    bool again = channel_pump();
-    uint64_t deadline = sooner(procs_deadline(), sooner(disk_deadline(), power_deadline())); /* also what the pump began */
+    bool again = procs_reap_pending();
+    again |= channel_pump();
+    uint64_t deadline = sooner(sooner(procs_deadline(), channel_deadline()), sooner(disk_deadline(), power_deadline())); /* also what the pump began */
     if (again) {
         timeout = 0;
     } else if (deadline != 0) {
@@ -118,6 +119,7 @@ void loop_turn(int timeout)
     spawns_sweep();
     if (deadline != 0 && now_ns() >= deadline) {
         procs_expire();
+        channel_expire();
         disk_expire();
         power_expire();
     }

@@ -17,7 +17,9 @@
 #include "init.h"
 #include "loop.h"
 #include "power.h"
+#include "pressure.h"
 #include "proc.h"
+#include "tree.h"
 
 struct agent agent = {
     .root_fd = -1, .mount_ns_fd = -1, .upper_fd = -1, .null_fd = -1, .random_fd = -1, .self_fd = -1,
@@ -116,6 +118,7 @@ static void sandbox_mode(void)
     read_boot_id();
     if (!loop_open() || !procs_open() || !channel_use_port(port))
         fatal("start-up: %s", strerror(errno));
+    pressure_watch(trees_folder());
     say("ready");
     loop_run();
 }

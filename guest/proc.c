@@ -5,16 +5,25 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include "dial.h"
 #include "fields.h"
 #include "helper.h"
 #include "spawn.h"
 #include "stream.h"
 
-static struct proc table[MAX_PROCS];
+enum { REAP_AT_ONCE = 256 }; /* orphans of a fork bomb come without end */
+
+/* Waits at least so long before it looks again at the CPU time of a tree: as much is the bound's grain. */
+static const uint64_t CPU_CHECK_NS = 100000000u;
+
+static struct proc table[MAX_PLACES];
+static const unsigned places[KINDS] = {MAX_PROCS, MAX_BUILTINS, MAX_CONNECTIONS};
+static unsigned taken[KINDS];
 static unsigned used; /* slots below it may be in use: few processes touch few pages */
 static unsigned deadlines;
-static unsigned long oom_seen;
+static bool reap_more;
 
 bool procs_open(void)
 {
@@ -49,10 +58,10 @@ struct proc *proc_by_key(const char *key)
     return NULL;
 }
 
-struct proc *proc_new(uint32_t number, const char *key)
+struct proc *proc_new(uint32_t number, const char *key, enum proc_kind kind)
 {
     struct proc *proc = NULL;
-    for (unsigned i = 0; i < MAX_PROCS; i++) {
+    for (unsigned i = 0; i < MAX_PLACES && taken[kind] < places[kind]; i++) {
         if (table[i].number == 0) {
             proc = &table[i];
             if (i >= used)
@@ -63,7 +72,9 @@ struct proc *proc_new(uint32_t number, const char *key)
     if (!proc)
         return NULL;
     memset(proc, 0, sizeof *proc);
+    taken[kind]++;
     proc->number = number;
+    proc->kind = (uint8_t)kind;
     proc->started_ns = now_ns();
     proc->tree.cgroup_fd = -1;
     snprintf(proc->key, sizeof proc->key, "%s", key);
@@ -81,6 +92,31 @@ void proc_set_deadline(struct proc *proc, uint64_t deadline)
     deadlines -= proc->deadline_ns != 0;
     proc->deadline_ns = deadline;
     deadlines += deadline != 0;
+}
+
+static void set_cpu_check(struct proc *proc, uint64_t when)
+{
+    deadlines -= proc->cpu_check_ns != 0;
+    proc->cpu_check_ns = when;
+    deadlines += when != 0;
+}
+
+/* The soonest that a tree which took `used` can have come to its limit, with all processors for itself. */
+static uint64_t next_cpu_check(const struct proc *proc, uint64_t took)
+{
+    static long processors;
+    if (processors == 0 && (processors = sysconf(_SC_NPROCESSORS_ONLN)) < 1)
+        processors = 1;
+    uint64_t left = (proc->cpu_limit_us - took) / (uint64_t)processors;
+    uint64_t wait = left > UINT64_MAX / 2000 ? UINT64_MAX / 2 : left * 1000;
+    return now_ns() + (wait > CPU_CHECK_NS ? wait : CPU_CHECK_NS);
+}
+
+void proc_set_cpu_limit(struct proc *proc, uint64_t microseconds)
+{
+    uint64_t took = tree_cpu_us(&proc->tree, 0);
+    proc->cpu_limit_us = took > UINT64_MAX - microseconds ? UINT64_MAX : took + microseconds;
+    set_cpu_check(proc, next_cpu_check(proc, took));
 }
 
 /* The record's state follows from what is known: the leader reaped, the streams at their end. */
@@ -122,6 +158,7 @@ void proc_failed(struct proc *proc, const char *message)
     proc->reason = REASON_SPAWN_FAILED;
     proc->pid = 0;
     proc_set_deadline(proc, 0);
+    set_cpu_check(proc, 0);
     proc->ended_ns = now_ns();
     proc->exit_code = proc->exit_signal = 0;
     proc->wait_pending = true;
@@ -131,8 +168,29 @@ void proc_failed(struct proc *proc, const char *message)
     settle(proc);
 }
 
+/* Whom a signal to the tree's leader may reach: a number that was given back may be another's by now. */
+static pid_t leader_of(const struct proc *proc)
+{
+    return proc->tree.shared && proc->wait_pending ? 0 : proc->pid;
+}
+
+void proc_connection_ended(struct proc *proc, int error)
+{
+    proc->wait_pending = true;
+    proc->ended_ns = now_ns();
+    proc->reason = REASON_EXITED;
+    proc->exit_code = error != 0;
+    if (error != 0) {
+        snprintf(proc->message, sizeof proc->message, "%s", strerror(error));
+        input_close(proc);
+    }
+    settle(proc);
+}
+
 void proc_forget(struct proc *proc)
 {
+    if (proc->kind == KIND_CONNECTION)
+        dial_drop(proc);
     if (proc->job) {
         if (proc->pid > 1)
             kill(proc->pid, SIGKILL);
@@ -141,10 +199,12 @@ void proc_forget(struct proc *proc)
     }
     proc_set_deadline(proc, 0);
     if (proc->reason != REASON_SPAWN_FAILED)
-        tree_release(&proc->tree, proc->pid);
+        tree_release(&proc->tree, leader_of(proc));
+    set_cpu_check(proc, 0);
     streams_close(proc);
     streams_drop(proc);
     proc->number = 0;
+    taken[proc->kind]--;
     while (used > 0 && table[used - 1].number == 0)
         used--;
 }
@@ -154,7 +214,7 @@ void procs_kill_all(int signal)
     struct proc *proc;
     for (unsigned i = 0; (proc = proc_each(&i));)
         if (proc->reason != REASON_SPAWN_FAILED)
-            tree_signal(&proc->tree, proc->pid, signal);
+            tree_signal(&proc->tree, leader_of(proc), signal);
 }
 
 unsigned procs_alive(void)
@@ -176,7 +236,7 @@ int proc_signal(struct proc *proc, int signal, uint32_t scope)
             return -ESRCH;
         return kill(proc->pid, signal) == 0 ? 0 : -errno;
     }
-    return tree_signal(&proc->tree, proc->pid, signal);
+    return tree_signal(&proc->tree, leader_of(proc), signal);
 }
 
 static uint64_t micros(struct timeval t)
@@ -194,13 +254,9 @@ static void leader_ended(struct proc *proc, int status, const struct rusage *usa
     if (WIFSIGNALED(status)) {
         proc->exit_signal = WTERMSIG(status);
         proc->reason = REASON_SIGNALED;
-        if (proc->exit_signal == SIGKILL && !proc->killed_by_timeout && !proc->killed_by_us) {
-            unsigned long kills = trees_oom_kills();
-            if (kills != oom_seen) {
-                oom_seen = kills;
-                proc->reason = REASON_OOM;
-            }
-        }
+        if (proc->exit_signal == SIGKILL && !proc->killed_by_timeout && !proc->killed_by_us &&
+            (proc->killed_by_memory || tree_oom(&proc->tree)))
+            proc->reason = REASON_OOM;
     } else {
         proc->exit_code = WEXITSTATUS(status);
         proc->reason = REASON_EXITED;
@@ -213,23 +269,37 @@ static void leader_ended(struct proc *proc, int status, const struct rusage *usa
         settle(proc);
 }
 
+static void leader_reaped(pid_t pid, int status, const struct rusage *usage)
+{
+    struct proc *proc;
+    for (unsigned i = 0; (proc = proc_each(&i));) {
+        if (proc->pid == pid && !proc->wait_pending) {
+            leader_ended(proc, status, usage);
+            return;
+        }
+    }
+}
+
 void procs_reap(void)
 {
     int status;
     struct rusage usage;
     pid_t pid;
-    while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0) {
-        if (helper_reaped(pid, status))
-            continue;
-        struct proc *proc;
-        for (unsigned i = 0; (proc = proc_each(&i));) {
-            if (proc->pid == pid && !proc->wait_pending) {
-                leader_ended(proc, status, &usage);
-                break;
-            }
-        }
+    unsigned count = 0;
+    while (count < REAP_AT_ONCE && (pid = wait4(-1, &status, WNOHANG, &usage)) > 0) {
+        count++;
+        if (!helper_reaped(pid, status))
+            leader_reaped(pid, status, &usage);
     }
+    reap_more = count == REAP_AT_ONCE;
     trees_drain();
+}
+
+bool procs_reap_pending(void)
+{
+    if (reap_more)
+        procs_reap();
+    return reap_more;
 }
 
 uint64_t procs_deadline(void)
@@ -238,10 +308,32 @@ uint64_t procs_deadline(void)
     struct proc *proc;
     if (deadlines == 0)
         return 0;
-    for (unsigned i = 0; (proc = proc_each(&i));)
+    for (unsigned i = 0; (proc = proc_each(&i));) {
         if (proc->deadline_ns && (soonest == 0 || proc->deadline_ns < soonest))
             soonest = proc->deadline_ns;
+        if (proc->cpu_check_ns && (soonest == 0 || proc->cpu_check_ns < soonest))
+            soonest = proc->cpu_check_ns;
+    }
     return soonest;
+}
+
+static void expire(struct proc *proc, const char *what)
+{
+    if (!proc->wait_pending) {
+        proc->killed_by_timeout = true;
+        snprintf(proc->message, sizeof proc->message, "%s", what);
+    }
+    tree_signal(&proc->tree, leader_of(proc), SIGKILL);
+}
+
+/* The leader may have ended: what it left behind counts on. */
+static void check_cpu_time(struct proc *proc)
+{
+    uint64_t took = tree_cpu_us(&proc->tree, proc->pid);
+    bool over = took >= proc->cpu_limit_us;
+    set_cpu_check(proc, over ? 0 : next_cpu_check(proc, took));
+    if (over)
+        expire(proc, "cpu time");
 }
 
 void procs_expire(void)
@@ -251,9 +343,13 @@ void procs_expire(void)
     for (unsigned i = 0; (proc = proc_each(&i));) {
         if (proc->deadline_ns && proc->deadline_ns <= now) {
             proc_set_deadline(proc, 0);
-            proc->killed_by_timeout = true;
-            tree_signal(&proc->tree, proc->pid, SIGKILL);
+            if (proc->kind == KIND_CONNECTION)
+                dial_expire(proc);
+            else
+                expire(proc, "");
         }
+        if (proc->number != 0 && proc->cpu_check_ns && proc->cpu_check_ns <= now)
+            check_cpu_time(proc);
     }
 }
 

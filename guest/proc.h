@@ -14,6 +14,9 @@
 
 struct job;
 
+/* What a place of the table is for; each has its own number of them. */
+enum proc_kind { KIND_PROCESS, KIND_BUILTIN, KIND_CONNECTION, KINDS };
+
 /* One output stream: what the process wrote from ring.base on, sent up to `sent`, may be sent up to `limit`. */
 struct output {
     struct watch watch;
@@ -33,12 +36,23 @@ struct input {
     bool ack_due;
 };
 
+/* A connection that is being made. */
+struct dialling {
+    uint32_t waiters[MAX_WAITERS]; /* requests */
+    uint8_t waiting;
+    bool again;    /* refused at 127.0.0.1, ::1 is to be tried */
+    uint16_t port;
+    int error;     /* it failed, and nobody was there to be told */
+};
+
 struct proc {
     uint32_t number; /* 0: the slot is free */
+    uint8_t kind;    /* enum proc_kind */
     uint8_t state;   /* enum proc_state */
     uint8_t reason;
     bool pty;
     bool killed_by_timeout, killed_by_us; /* by SIGNAL: not by the memory killer */
+    bool killed_by_memory; /* we were quicker than the memory killer */
     bool dirty;            /* a PROC frame is due */
     bool resync;           /* the PROC frame of the list after HELLO_ACK is due */
     uint8_t told;          /* the last state that was sent */
@@ -49,6 +63,8 @@ struct proc {
     uint64_t utime_us, stime_us, maxrss_kib;
     struct tree tree;
     struct job *job; /* while STATE_STARTING */
+    uint64_t cpu_limit_us, cpu_check_ns; /* of its tree; when it is looked at next; 0: no limit */
+    struct dialling dialling;            /* a connection */
     struct output out[2];
     struct input in;
     char key[MAX_KEY + 1];
@@ -65,17 +81,21 @@ bool procs_open(void);
 
 struct proc *proc_by_number(uint32_t number);
 struct proc *proc_by_key(const char *key);
-/* A free slot with its number and key, in STATE_STARTING; NULL when MAX_PROCS are known. */
-struct proc *proc_new(uint32_t number, const char *key);
+/* A free slot with its number and key, in STATE_STARTING; NULL when as many of its kind are known as may be. */
+struct proc *proc_new(uint32_t number, const char *key, enum proc_kind kind);
 /* Takes the ends of its streams; false when the kernel cannot watch them. */
 bool proc_connect(struct proc *proc, const struct proc_ends *ends);
 /* When its tree is to be killed (CLOCK_MONOTONIC; 0: never), also while it is still starting. */
 void proc_set_deadline(struct proc *proc, uint64_t deadline);
+/* How much CPU time its tree may take; the tree must be there. */
+void proc_set_cpu_limit(struct proc *proc, uint64_t microseconds);
 /* The exec succeeded. */
 void proc_running(struct proc *proc);
 /* The process could not be started; the record says why. */
 void proc_failed(struct proc *proc, const char *message);
-/* Kills its tree and forgets it. */
+/* The connection broke (with an errno), or the other side will send no more (0). */
+void proc_connection_ended(struct proc *proc, int error);
+/* Kills its tree, resets its connection, and forgets it. */
 void proc_forget(struct proc *proc);
 void procs_kill_all(int signal);
 /* Processes whose leader is not reaped yet. */
@@ -98,7 +118,10 @@ struct output *procs_next_output(struct proc **proc, int *fd);
 /* Writes the payload of a PROC frame for a state at most `state`; returns its length. */
 size_t proc_describe(const struct proc *proc, uint8_t state, uint8_t *to, size_t room);
 
+/* Takes what ended, within a bound for each call. */
 void procs_reap(void);
+/* The bound was reached: there may be more of them. Takes them. */
+bool procs_reap_pending(void);
 uint64_t procs_deadline(void);
 void procs_expire(void);
 

@@ -34,6 +34,7 @@ enum frame_type {
     T_RESIZE_DISK = 25,
     T_SHUTDOWN = 26,
     T_METRICS = 27,
+    T_DIAL = 28,
     T_OUTPUT = 32,
     T_OUTPUT_ACK = 33,
     T_INPUT = 34,
@@ -89,6 +90,16 @@ enum field_tag {
     F_MEM_AVAILABLE_KIB = 45,
     F_DISK_TOTAL = 46,
     F_DISK_FREE = 47,
+    F_LIMIT_MEMORY = 48,
+    F_LIMIT_CPU_MS = 49,
+    F_LIMIT_NOFILE = 50,
+    F_LIMIT_PIDS = 51,
+    F_PORT = 52,
+    F_HOST = 53,
+    F_CPUS = 54,
+    F_PROCESSES = 55,
+    F_LOAD1_MILLI = 56,
+    F_LIMIT_FSIZE = 57,
 };
 
 enum spawn_flag { SPAWN_STDIN = 1, SPAWN_PTY = 2, SPAWN_MERGE = 4, SPAWN_BUILTIN = 8 };
@@ -107,7 +118,13 @@ enum exit_reason {
 
 enum {
     MAX_PROCS = 256,
+    MAX_BUILTINS = 32,    /* known at once, beside the processes */
+    MAX_CONNECTIONS = 512,
+    MAX_PLACES = MAX_PROCS + MAX_BUILTINS + MAX_CONNECTIONS,
     MAX_REQUESTS = 32,          /* in progress at once */
+    MAX_DIALS = 16,             /* connections that are being made, of these requests */
+    MAX_WAITERS = 4,            /* requests that wait for the same start or connection */
+    DIAL_MS = 10000,
     MAX_STRINGS = 1024,         /* ARG and ENV fields of one SPAWN */
     MAX_STRING_BYTES = 1 << 20, /* of them in all */
     MAX_SPAWN_FRAMES = 17,
@@ -120,6 +137,9 @@ enum {
     MAX_ENTROPY = 512,
     MAX_FREEZE_MS = 60000,
     MAX_GROUPS = 64,
+    MAX_HOST = 64,
+    MIN_LIMIT_MEMORY = 1 << 20,
+    MAX_LIMIT_NOFILE = 1 << 20,
     MAX_ACCOUNT_FILE = 1 << 20, /* /etc/passwd, /etc/group */
 
     CHUNK = 4096,

@@ -10,9 +10,11 @@
 #include "agent.h"
 #include "builtin.h"
 #include "channel.h"
+#include "dial.h"
 #include "disk.h"
 #include "fields.h"
 #include "loop.h"
+#include "metrics.h"
 #include "power.h"
 #include "proc.h"
 #include "setup.h"
@@ -47,6 +49,7 @@ void requests_forget(void)
             assembly_drop(&assemblies[i]);
     refusing = false;
     spawn_forget_waiters();
+    dials_forget_waiters();
     disk_forget_requests();
 }
 
@@ -128,6 +131,13 @@ static const char *read_spawn(struct spawn_request *request, char key[MAX_KEY + 
         case F_ROWS: fine = field_u32(&field, &request->rows) && request->rows > 0 && request->rows < 65536; break;
         case F_COLS: fine = field_u32(&field, &request->cols) && request->cols > 0 && request->cols < 65536; break;
         case F_TIMEOUT_MS: fine = field_u64(&field, &request->timeout_ms); break;
+        case F_LIMIT_MEMORY: fine = field_u64(&field, &request->limits.memory) && request->limits.memory >= MIN_LIMIT_MEMORY; break;
+        case F_LIMIT_PIDS: fine = field_u64(&field, &request->limits.pids) && request->limits.pids > 0; break;
+        case F_LIMIT_CPU_MS: fine = field_u64(&field, &request->cpu_ms) && request->cpu_ms > 0; break;
+        case F_LIMIT_NOFILE:
+            fine = field_u64(&field, &request->nofile) && request->nofile > 0 && request->nofile <= MAX_LIMIT_NOFILE;
+            break;
+        case F_LIMIT_FSIZE: fine = field_u64(&field, &request->fsize) && request->fsize > 0; break;
         default: break;
         }
         if (!fine)
@@ -147,8 +157,10 @@ static const char *read_spawn(struct spawn_request *request, char key[MAX_KEY + 
         return "SPAWN needs an ARG";
     if (request->flags & SPAWN_BUILTIN && request->flags & SPAWN_PTY)
         return "a builtin program has no terminal";
-    if (request->timeout_ms > UINT64_MAX / 4000000u)
-        return "TIMEOUT_MS is out of bounds";
+    if (request->flags & SPAWN_BUILTIN && (request->limits.memory || request->limits.pids || request->cpu_ms))
+        return "builtin programs have bounds of their own";
+    if (request->timeout_ms > UINT64_MAX / 4000000u || request->cpu_ms > UINT64_MAX / 4000000u)
+        return "TIMEOUT_MS or LIMIT_CPU_MS is out of bounds";
     return NULL;
 }
 
@@ -183,6 +195,10 @@ static void spawn(uint32_t stream, const uint8_t *payload, size_t length)
         return;
     }
     struct proc *proc = proc_by_key(key);
+    if (proc && proc->kind == KIND_CONNECTION) {
+        respond(stream, EEXIST, "the key is a connection's");
+        return;
+    }
     if (proc) {
         answer_known(stream, proc);
         return;
@@ -195,9 +211,11 @@ static void spawn(uint32_t stream, const uint8_t *payload, size_t length)
         respond(stream, EAGAIN, "%d starts are in progress", MAX_REQUESTS);
         return;
     }
-    proc = proc_new((uint32_t)number, key);
+    bool builtin = request.flags & SPAWN_BUILTIN;
+    proc = proc_new((uint32_t)number, key, builtin ? KIND_BUILTIN : KIND_PROCESS);
     if (!proc) {
-        respond(stream, EAGAIN, "too many processes: %d are known; close some", MAX_PROCS);
+        respond(stream, EAGAIN, "too many %s: %d are known; close some", builtin ? "builtin programs" : "processes",
+                builtin ? MAX_BUILTINS : MAX_PROCS);
         return;
     }
     int error = spawn_start(proc, &request);
@@ -366,6 +384,7 @@ void request_frame(const struct frame *frame)
     case T_OUTPUT_ACK: output_ack(frame); return;
     case T_INPUT: input(frame); return;
     case T_SPAWN: spawn_frame(frame); return;
+    case T_DIAL: dial_request(frame->stream, frame->payload, frame->length); return;
     case T_SETUP: setup_request(frame->stream, frame->payload, frame->length); return;
     case T_PING: ping(frame); return;
     case T_METRICS: metrics_request(frame->stream); return;

@@ -50,7 +50,8 @@ static void lay_out_dev(void)
             fatal("%s: %s", path, strerror(errno));
     }
     must_mount("devpts", ROOT "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5");
-    must_mount("shm", ROOT "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777");
+    /* What lies here and in /run is memory that no memory killer gets back: with both full a session must still start. */
+    must_mount("shm", ROOT "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=30%");
 }
 
 static void put_resolver(void)
@@ -127,7 +128,7 @@ void init_root(void)
     must_mount("proc", ROOT "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
     must_mount("sys", ROOT "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
     must_mount("cgroup2", ROOT "/sys/fs/cgroup", "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, NULL);
-    must_mount("run", ROOT "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755");
+    must_mount("run", ROOT "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=10%");
     make_folder(ROOT "/run/lock", 01777);
     chmod(ROOT "/run/lock", 01777);
     lay_out_dev();

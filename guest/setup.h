@@ -1,4 +1,4 @@
-/* Identity of the sandbox: clock, entropy, host name, machine-id, environment; and what it uses. */
+/* Identity of the sandbox: clock, entropy, host name, machine-id, environment. */
 #ifndef HW_SETUP_H
 #define HW_SETUP_H
 
@@ -7,8 +7,6 @@
 
 /* SETUP: does all of it and answers. */
 void setup_request(uint32_t request, const uint8_t *payload, size_t length);
-/* METRICS: answers. */
-void metrics_request(uint32_t request);
 /* The sandbox's environment, NULL-ended. */
 const char *const *setup_environment(void);
 /* Binds the files of the identity over the sandbox's; before the processes' mount namespace is made. */

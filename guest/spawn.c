@@ -127,6 +127,8 @@ static struct job *prepare(const struct spawn_request *request, const struct acc
                     strlen(request->has_cwd ? request->cwd : account->home));
     job->terminal = request->flags & SPAWN_PTY;
     job->builtin = request->flags & SPAWN_BUILTIN;
+    job->nofile[0] = job->nofile[1] = request->nofile;
+    job->fsize[0] = job->fsize[1] = request->fsize;
     job->switch_user = account->uid != geteuid() || account->gid != getegid() || !agent.host_mode;
     job_octets += octets;
     job->next = jobs;
@@ -253,7 +255,11 @@ static bool launch(struct proc *proc, struct job *job, const struct spawn_reques
 {
     struct proc_ends ends = {-1, -1, -1, false};
     int report[2] = {-1, -1};
-    int error = tree_take(&proc->tree);
+    int error = 0;
+    if (request->flags & SPAWN_BUILTIN)
+        tree_share(&proc->tree);
+    else
+        error = tree_take(&proc->tree, &request->limits);
     const char *what = "cgroup";
     if (error == 0 && !make_ends(&ends, job, request)) {
         error = -errno;
@@ -321,6 +327,8 @@ int spawn_start(struct proc *proc, const struct spawn_request *request)
     proc->job = job;
     if (request->timeout_ms)
         proc_set_deadline(proc, now_ns() + request->timeout_ms * 1000000u);
+    if (request->cpu_ms)
+        proc_set_cpu_limit(proc, request->cpu_ms * 1000u);
     if (!watch_set(&job->report, EPOLLIN)) /* without it nothing would tell how the start went */
         say("a start cannot be watched: %s", strerror(errno));
     return 0;
@@ -359,6 +367,9 @@ static void fail(struct proc *proc, const struct job *job)
         break;
     case STAGE_USER:
         explain(proc, "cannot become user %s: %s", job->account.name, why);
+        break;
+    case STAGE_LIMITS:
+        explain(proc, "the limits of the process cannot be set: %s", why);
         break;
     case STAGE_EXEC:
         if (job->said.error == ENOENT && !strchr(command, '/'))

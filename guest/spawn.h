@@ -10,8 +10,6 @@
 #include "fields.h"
 #include "proc.h"
 
-enum { MAX_WAITERS = 4 };
-
 struct spawn_request {
     const char *const *env_base; /* the sandbox's environment, NULL-ended */
     const uint8_t *payload;      /* the fields; ARG and ENV are read out of it */
@@ -24,6 +22,8 @@ struct spawn_request {
     bool has_cwd, has_user;
     uint32_t flags, rows, cols;
     uint64_t timeout_ms;
+    struct tree_limits limits;
+    uint64_t cpu_ms, nofile, fsize; /* 0: no limit of its own */
 };
 
 /* Starts it, or fails its record. 0, or -errno with a message in proc->message when not even a record should be (a bound). */

@@ -2,7 +2,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <termios.h>
 #include <unistd.h>
@@ -10,7 +13,7 @@
 enum {
     READ_AT_ONCE = 65536, /* of one stream before the others get their turn */
     LARGE_INPUTS = INPUT_POOL_LARGE / INPUT_BYTES,
-    INPUT_CHUNKS = LARGE_INPUTS * (INPUT_BYTES / CHUNK + 1) + MAX_PROCS * (INPUT_BYTES_SMALL / CHUNK + 1),
+    INPUT_CHUNKS = LARGE_INPUTS * (INPUT_BYTES / CHUNK + 1) + MAX_PLACES * (INPUT_BYTES_SMALL / CHUNK + 1),
 };
 
 static struct pool output_pool, input_pool;
@@ -19,7 +22,7 @@ static unsigned starved;      /* outputs that wait for the pool */
 
 bool streams_open(void)
 {
-    return pool_open(&output_pool, OUTPUT_POOL_BYTES / CHUNK, 2 * MAX_PROCS) && pool_open(&input_pool, INPUT_CHUNKS, 0);
+    return pool_open(&output_pool, OUTPUT_POOL_BYTES / CHUNK, 2 * (MAX_PROCS + MAX_BUILTINS) + MAX_CONNECTIONS) && pool_open(&input_pool, INPUT_CHUNKS, 0);
 }
 
 bool streams_idle(void)
@@ -65,7 +68,7 @@ bool streams_connect(struct proc *proc, const struct proc_ends *ends)
 
 bool streams_at_end(const struct proc *proc)
 {
-    return proc->out[0].watch.fd < 0 && proc->out[1].watch.fd < 0;
+    return proc->out[0].watch.fd < 0 && proc->out[1].watch.fd < 0 && (proc->kind != KIND_CONNECTION || proc->in.watch.fd < 0);
 }
 
 void streams_close(struct proc *proc)
@@ -125,8 +128,12 @@ static void output_ready(struct watch *watch, uint32_t events)
     ring_produced(&output->ring, got > 0 ? (size_t)got : 0);
     if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR)))
         return;
+    int error = got < 0 ? errno : 0;
     watch_close(watch); /* end of file; EIO is that of a terminal */
-    proc_stream_ended(proc);
+    if (proc->kind == KIND_CONNECTION)
+        proc_connection_ended(proc, error);
+    else
+        proc_stream_ended(proc);
 }
 
 static void resume(struct output *output)
@@ -192,6 +199,8 @@ void input_close(struct proc *proc)
     ring_drop(&input->ring);
     large_inputs -= input->grant == INPUT_BYTES;
     input->ack_due = true;
+    if (proc->kind == KIND_CONNECTION)
+        proc_stream_ended(proc);
 }
 
 static void end_of_input(struct proc *proc)
@@ -215,6 +224,8 @@ static void end_of_input(struct proc *proc)
             return;
         }
     }
+    if (proc->kind == KIND_CONNECTION)
+        shutdown(proc->in.watch.fd, SHUT_WR); /* the output has the same socket */
     input_close(proc);
 }
 
@@ -236,6 +247,8 @@ static void push(struct proc *proc)
             watch_set(&input->watch, EPOLLOUT);
             return;
         } else {
+            if (proc->kind == KIND_CONNECTION && !proc->message[0])
+                snprintf(proc->message, sizeof proc->message, "%s", strerror(errno));
             input_close(proc); /* nobody reads it any more */
             return;
         }
@@ -247,6 +260,12 @@ static void push(struct proc *proc)
         end_of_input(proc);
 }
 
+void input_start(struct proc *proc)
+{
+    if (proc->in.eof)
+        push(proc);
+}
+
 static void input_ready(struct watch *watch, uint32_t events)
 {
     (void)events;
@@ -256,13 +275,19 @@ static void input_ready(struct watch *watch, uint32_t events)
 void proc_input(struct proc *proc, uint64_t offset, const uint8_t *data, size_t count, bool eof)
 {
     struct input *input = &proc->in;
+    if (proc->kind == KIND_CONNECTION && proc->state == STATE_STARTING) { /* no credit was given yet: only an end may come */
+        input->eof |= eof && count == 0 && offset == input->next;
+        return;
+    }
     if (offset > input->next || offset + count < offset) { /* a hole: the host starts again from what is acknowledged */
         input->ack_due = true;
         return;
     }
     uint64_t known = input->next - offset;
-    if (known > count)
-        return; /* an old one, and its EOF came when it was new */
+    if (known > count) { /* an old one, and its EOF came when it was new */
+        input->ack_due = true;
+        return;
+    }
     data += known;
     count -= (size_t)known;
     if (input->watch.fd < 0 || input->eof) {

@@ -8,7 +8,7 @@ bool streams_open(void);
 /* A new record: empty rings, no descriptors. */
 void streams_prepare(struct proc *proc);
 bool streams_connect(struct proc *proc, const struct proc_ends *ends);
-/* Both outputs came to their end. */
+/* Both outputs came to their end; of a connection also the input. */
 bool streams_at_end(const struct proc *proc);
 void streams_close(struct proc *proc);
 void streams_drop(struct proc *proc);
@@ -20,6 +20,8 @@ bool streams_idle(void);
 uint64_t output_sendable(const struct output *output);
 /* Octets that the process's pipe took. */
 uint64_t input_taken(const struct proc *proc);
+/* It runs: what its input's end had to wait for is there. */
+void input_start(struct proc *proc);
 /* Nothing more goes to the process. */
 void input_close(struct proc *proc);
 

@@ -16,7 +16,11 @@
 enum { SPARE = 8, DRAINING = 2 * MAX_PROCS };
 
 static int base_fd = -1;
+static int shared_fd = -1;
 static int events_fd = -1;
+static struct tree_limits usual;
+static unsigned long known_kills; /* of the memory killer in all trees, when a tree was last put away */
+static unsigned long shared_kills;
 static unsigned next_name;
 /* Making a cgroup costs more than all the rest of a start: empty ones are used again. */
 static struct tree spare[SPARE];
@@ -24,11 +28,15 @@ static int spares;
 static struct tree draining[DRAINING];
 static int drainings;
 
-void trees_use_cgroups(int fd)
+void trees_use_cgroups(int fd, int shared, const struct tree_limits *limits)
 {
     base_fd = fd;
+    shared_fd = shared;
+    usual = *limits;
     events_fd = openat(fd, "memory.events", O_RDONLY | O_CLOEXEC);
 }
+
+int trees_folder(void) { return base_fd; }
 
 static int write_at(int dir, const char *name, const char *text)
 {
@@ -64,6 +72,35 @@ static void discard(struct tree *tree)
     unlinkat(base_fd, name, AT_REMOVEDIR);
 }
 
+static uint64_t number_in(int dir, const char *file, const char *name)
+{
+    char text[1024];
+    if (read_at(dir, file, text, sizeof text) <= 0)
+        return 0;
+    const char *found = strstr(text, name);
+    return found ? strtoull(found + strlen(name), NULL, 10) : 0;
+}
+
+static int put_limit(int dir, const char *name, uint64_t limit)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)limit);
+    return write_at(dir, name, text);
+}
+
+/* A bound of its own is as good as set or the start fails; the usual one guest root may have made impossible. */
+static int put_limits(const struct tree *tree, const struct tree_limits *limits)
+{
+    int memory = 0, pids = 0;
+    if (limits->memory || usual.memory)
+        memory = put_limit(tree->cgroup_fd, "memory.max", limits->memory ? limits->memory : usual.memory);
+    if (limits->pids || usual.pids)
+        pids = put_limit(tree->cgroup_fd, "pids.max", limits->pids ? limits->pids : usual.pids);
+    if (limits->memory && memory < 0)
+        return memory;
+    return limits->pids && pids < 0 ? pids : 0;
+}
+
 static int make(struct tree *tree)
 {
     char name[16];
@@ -72,7 +109,7 @@ static int make(struct tree *tree)
         snprintf(name, sizeof name, "%u", tree->name);
         if (mkdirat(base_fd, name, 0755) == 0) {
             tree->cgroup_fd = openat(base_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-            return tree->cgroup_fd < 0 ? -errno : 0;
+            return tree->cgroup_fd < 0 ? -errno : put_limits(tree, &tree->limits);
         }
         if (errno != EEXIST)
             return -errno;
@@ -80,21 +117,35 @@ static int make(struct tree *tree)
     return -EEXIST;
 }
 
-int tree_take(struct tree *tree)
+static uint64_t lower(uint64_t asked, uint64_t bound)
+{
+    return asked && bound && asked >= bound ? 0 : asked;
+}
+
+int tree_take(struct tree *tree, const struct tree_limits *limits)
 {
     *tree = (struct tree){.cgroup_fd = -1};
     if (base_fd < 0)
         return 0;
-    if (spares > 0) {
-        *tree = spare[--spares];
-        return 0;
-    }
-    return make(tree);
+    tree->limits = (struct tree_limits){lower(limits->memory, usual.memory), lower(limits->pids, usual.pids)};
+    tree->kills = known_kills;
+    /* What a used one holds of the disk would have to go before its bound could be lowered, and we would wait for it. */
+    if (spares == 0 || tree->limits.memory)
+        return make(tree);
+    spares--;
+    tree->cgroup_fd = spare[spares].cgroup_fd;
+    tree->name = spare[spares].name;
+    return tree->limits.pids ? put_limits(tree, &tree->limits) : 0;
+}
+
+void tree_share(struct tree *tree)
+{
+    *tree = (struct tree){.cgroup_fd = shared_fd, .shared = true};
 }
 
 int tree_renew(struct tree *tree)
 {
-    if (tree->cgroup_fd < 0)
+    if (tree->cgroup_fd < 0 || tree->shared)
         return -ENOENT;
     discard(tree);
     while (spares > 0)
@@ -102,10 +153,15 @@ int tree_renew(struct tree *tree)
     return make(tree);
 }
 
-static bool empty(const struct tree *tree)
+enum population { INHABITED, EMPTY, GONE };
+
+/* Whether somebody is in it, or guest root removed it. */
+static enum population population(const struct tree *tree)
 {
     char text[256];
-    return read_at(tree->cgroup_fd, "cgroup.events", text, sizeof text) > 0 && strstr(text, "populated 0");
+    if (read_at(tree->cgroup_fd, "cgroup.events", text, sizeof text) < 0)
+        return GONE;
+    return strstr(text, "populated 0") ? EMPTY : INHABITED;
 }
 
 static int signal_cgroup(int fd, int signal)
@@ -186,9 +242,11 @@ static int signal_session(pid_t session, int signal)
 
 int tree_signal(struct tree *tree, pid_t leader, int signal)
 {
+    if (tree->shared)
+        return leader <= 1 ? -ESRCH : kill(leader, signal) == 0 ? 0 : -errno;
     if (tree->cgroup_fd >= 0) {
         if (signal == SIGKILL)
-            return empty(tree) ? -ESRCH : write_at(tree->cgroup_fd, "cgroup.kill", "1");
+            return population(tree) != INHABITED ? -ESRCH : write_at(tree->cgroup_fd, "cgroup.kill", "1");
         return signal_cgroup(tree->cgroup_fd, signal);
     }
     if (leader <= 1)
@@ -206,9 +264,31 @@ void trees_kill_descendants(void)
         ;
 }
 
-static void put_away(struct tree *tree)
+static unsigned long all_kills(void)
 {
-    if (spares < SPARE)
+    char text[512];
+    ssize_t n = events_fd < 0 ? 0 : pread(events_fd, text, sizeof text - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    const char *found = strstr(text, "oom_kill ");
+    return found ? strtoul(found + 9, NULL, 10) : 0;
+}
+
+/* One in which the memory killer may have been is not used again: its count would be held against the next. Nor one that what its
+   processes left in memory (files in /dev/shm) takes half of. */
+static bool like_new(const struct tree *tree)
+{
+    static const struct tree_limits none;
+    known_kills = all_kills();
+    if (known_kills != tree->kills)
+        return false;
+    if (usual.memory && number_in(tree->cgroup_fd, "memory.current", "") > usual.memory / 2)
+        return false;
+    return (!tree->limits.memory && !tree->limits.pids) || put_limits(tree, &none) == 0;
+}
+
+static void put_away(struct tree *tree, enum population found)
+{
+    if (found == EMPTY && spares < SPARE && like_new(tree))
         spare[spares++] = *tree;
     else
         discard(tree);
@@ -217,13 +297,20 @@ static void put_away(struct tree *tree)
 
 void tree_release(struct tree *tree, pid_t leader)
 {
+    if (tree->shared) {
+        if (leader > 1)
+            kill(leader, SIGKILL);
+        *tree = (struct tree){.cgroup_fd = -1};
+        return;
+    }
     if (tree->cgroup_fd < 0) {
         if (base_fd < 0)
             tree_signal(tree, leader, SIGKILL);
         return;
     }
-    if (empty(tree)) {
-        put_away(tree);
+    enum population found = population(tree);
+    if (found != INHABITED) {
+        put_away(tree, found);
         return;
     }
     write_at(tree->cgroup_fd, "cgroup.kill", "1");
@@ -238,8 +325,9 @@ void tree_release(struct tree *tree, pid_t leader)
 void trees_drain(void)
 {
     for (int i = 0; i < drainings;) {
-        if (empty(&draining[i])) {
-            put_away(&draining[i]);
+        enum population found = population(&draining[i]);
+        if (found != INHABITED) {
+            put_away(&draining[i], found);
             draining[i] = draining[--drainings];
         } else {
             i++;
@@ -247,15 +335,55 @@ void trees_drain(void)
     }
 }
 
-unsigned long trees_oom_kills(void)
+bool tree_oom(const struct tree *tree)
 {
-    char text[512];
-    if (events_fd < 0)
-        return 0;
-    ssize_t n = pread(events_fd, text, sizeof text - 1, 0);
-    if (n <= 0)
-        return 0;
-    text[n] = 0;
-    const char *found = strstr(text, "oom_kill ");
-    return found ? strtoul(found + 9, NULL, 10) : 0;
+    if (tree->cgroup_fd < 0)
+        return false;
+    unsigned long kills = number_in(tree->cgroup_fd, "memory.events", "oom_kill ");
+    if (!tree->shared)
+        return kills > 0; /* it was new, or like new */
+    bool more = kills != shared_kills;
+    shared_kills = kills;
+    return more;
+}
+
+/* The CPU time of every process of a session that is ours, and of what each waited for. */
+static uint64_t session_cpu_us(pid_t session)
+{
+    uint64_t tick_us = 1000000u / (uint64_t)sysconf(_SC_CLK_TCK), ticks = 0;
+    DIR *dir = opendir("/proc");
+    struct dirent *entry;
+    while (dir && (entry = readdir(dir))) {
+        char *end, text[512], path[32];
+        long pid = strtol(entry->d_name, &end, 10);
+        unsigned long user, system;
+        long child_user, child_system;
+        struct identity of;
+        if (*end || pid <= 1 || !identify(dirfd(dir), pid, &of) || of.session != session)
+            continue;
+        snprintf(path, sizeof path, "%ld/stat", pid);
+        char *rest = read_at(dirfd(dir), path, text, sizeof text) > 0 ? strrchr(text, ')') : NULL;
+        if (rest && sscanf(rest + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld", &user, &system, &child_user,
+                           &child_system) == 4)
+            ticks += user + system + (unsigned long)child_user + (unsigned long)child_system;
+    }
+    if (dir)
+        closedir(dir);
+    return ticks * tick_us;
+}
+
+uint64_t tree_cpu_us(const struct tree *tree, pid_t leader)
+{
+    if (tree->cgroup_fd >= 0)
+        return number_in(tree->cgroup_fd, "cpu.stat", "usage_usec ");
+    return leader > 1 ? session_cpu_us(leader) : 0;
+}
+
+unsigned trees_tasks(void)
+{
+    char text[64];
+    if (base_fd >= 0)
+        return (unsigned)number_in(base_fd, "pids.current", "");
+    const char *tasks = read_at(AT_FDCWD, "/proc/loadavg", text, sizeof text) > 0 ? strchr(text, '/') : NULL;
+    return tasks ? (unsigned)strtoul(tasks + 1, NULL, 10) : 0;
 }

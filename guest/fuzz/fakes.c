@@ -1,8 +1,10 @@
 /* What the fuzzer must not really do: start programs, fork, switch the machine off. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "../agent.h"
@@ -71,6 +73,31 @@ int files_main(int argc, char **argv)
     (void)argc;
     (void)argv;
     abort(); /* nothing is started here */
+}
+
+/* Nothing outside is connected to: a port is closed, or a peer that said something and ended, or one that cannot be written to. */
+int connect(int fd, const struct sockaddr *address, socklen_t length)
+{
+    static const char text[5000];
+    const struct sockaddr_in *in = (const void *)address;
+    int pair[2];
+    (void)length;
+    unsigned kind = ntohs(in->sin_port) % 4; /* it stands at the same place in an address of IPv6 */
+    if (kind == 0) {
+        errno = ECONNREFUSED;
+        return -1;
+    }
+    if (kind == 1)
+        return 0; /* never connected: the first use of it fails */
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0 || dup2(pair[0], fd) != fd)
+        abort();
+    if (write(pair[1], text, sizeof text) != (ssize_t)sizeof text)
+        abort();
+    if (kind == 2 && shutdown(pair[1], SHUT_RD) != 0)
+        abort();
+    close(pair[0]);
+    close(pair[1]);
+    return 0;
 }
 
 bool spawn_wait(struct proc *proc, uint32_t request_id)

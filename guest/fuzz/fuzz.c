@@ -86,7 +86,7 @@ static uint64_t odd_number(void)
 static void put_field(struct field_writer *fields)
 {
     static const char text[] = "K=v\0PATH=/x\0/bin/sh\0user";
-    uint16_t tag = (uint16_t)roll(50);
+    uint16_t tag = (uint16_t)roll(60);
     switch (roll(4)) {
     case 0: write_u32(fields, tag, (uint32_t)odd_number()); break;
     case 1: write_u64(fields, tag, odd_number()); break;
@@ -102,8 +102,15 @@ static void put_wanted(struct field_writer *fields, uint8_t type)
     write_u64(fields, F_SIZE, roll(10));
     if (type == T_SPAWN) {
         write_text(fields, F_KEY, key);
-        write_text(fields, F_ARG, "arg");
-        write_u32(fields, F_FLAGS, roll(8));
+        write_text(fields, F_ARG, roll(4) ? "arg" : "files");
+        write_u32(fields, F_FLAGS, roll(16));
+        if (roll(4) == 0)
+            write_u64(fields, (uint16_t)(F_LIMIT_MEMORY + roll(4)), odd_number());
+    } else if (type == T_DIAL) {
+        write_text(fields, F_KEY, key);
+        write_u32(fields, F_PORT, 1 + roll(8));
+        if (roll(3) == 0)
+            write_text(fields, F_HOST, roll(2) ? "::1" : "127.0.0.2");
     } else if (type == T_OUTPUT_ACK) {
         write_u64(fields, F_STDOUT_ACK, odd_number());
         write_u64(fields, F_STDERR_ACK, odd_number());
@@ -124,7 +131,7 @@ static void put_wanted(struct field_writer *fields, uint8_t type)
 
 static size_t make_frame(uint8_t *to, size_t room)
 {
-    static const uint8_t types[] = {1, 16, 17, 18, 18, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 33, 33, 34, 34, 34};
+    static const uint8_t types[] = {1, 16, 17, 18, 18, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 28, 28, 33, 33, 34, 34, 34};
     uint8_t type = roll(20) ? types[roll(sizeof types)] : (uint8_t)roll(256);
     struct field_writer fields = {to + FRAME_HEADER, to + room - FRAME_TRAILER, false};
     if (type == T_INPUT) {

@@ -153,6 +153,8 @@ static void on_response(const struct frame *frame)
         case F_MESSAGE: CHECK(field_text(&field, last_answer.message, sizeof last_answer.message)); break;
         case F_SIZE: CHECK(field_u64(&field, &last_answer.size)); break;
         case F_TIME_NS: CHECK(field_u64(&field, &last_answer.time_ns)); break;
+        case F_CPUS: CHECK(field_u32(&field, &last_answer.cpus)); break;
+        case F_PROCESSES: CHECK(field_u32(&field, &last_answer.tasks)); break;
         default: break;
         }
     }
@@ -336,6 +338,22 @@ struct answer spawn_shell(uint32_t number, const char *command, uint32_t flags, 
     write_text(fields, F_ARG, command);
     struct answer answer = request(T_SPAWN, fields);
     if (limit)
+        acknowledge(number, limit);
+    return answer;
+}
+
+struct answer dial(uint32_t number, uint16_t port, const char *host, uint64_t limit)
+{
+    char key[32];
+    struct field_writer *fields = payload();
+    snprintf(key, sizeof key, "key-%u", number);
+    write_text(fields, F_KEY, key);
+    write_u64(fields, F_SIZE, number);
+    write_u32(fields, F_PORT, port);
+    if (host)
+        write_text(fields, F_HOST, host);
+    struct answer answer = request(T_DIAL, fields);
+    if (limit && answer.status == 0)
         acknowledge(number, limit);
     return answer;
 }

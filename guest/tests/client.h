@@ -29,6 +29,7 @@ struct answer {
     uint32_t pid;
     char message[256];
     uint64_t size, time_ns;
+    uint32_t cpus, tasks;
 };
 
 /* Starts the agent (path of its binary) on a socket in a new temporary folder; it ends with the test. */
@@ -49,6 +50,8 @@ struct field_writer *payload(void);
 struct answer request(uint8_t type, const struct field_writer *fields);
 /* SPAWN of `sh -c command` as process `number`, with key "key-NUMBER"; acknowledges `limit` octets of output unless 0. */
 struct answer spawn_shell(uint32_t number, const char *command, uint32_t flags, uint64_t limit);
+/* DIAL as connection `number`, with key "key-NUMBER"; host NULL: the loopback. Acknowledges `limit` octets unless 0. */
+struct answer dial(uint32_t number, uint16_t port, const char *host, uint64_t limit);
 struct answer on_process(uint8_t type, uint32_t number);
 void acknowledge(uint32_t number, uint64_t limit);
 void input(uint32_t number, uint64_t offset, const char *data, size_t count, bool eof);

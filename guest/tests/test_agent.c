@@ -218,6 +218,10 @@ static void standard_input_to_its_end(void)
     UNTIL(seen[number].stdin_limit > 0);
     input(number, 0, "binary\0\377", 8, false);
     input(number, 4, "ry\0\377more", 8, false); /* half of it known */
+    UNTIL(seen[number].stdin_taken == 12);
+    seen[number].stdin_limit = 0;
+    input(number, 1, "in", 2, false);           /* all of it known: nothing new, and it is acknowledged again */
+    UNTIL(seen[number].stdin_limit > 0);
     input(number, 100, "a hole", 6, false);     /* ignored */
     input(number, 12, "", 0, true);
     input(number, 12, "late", 4, false);        /* after the end: thrown away, and acknowledged */
@@ -553,7 +557,8 @@ static void disk_requests(void)
         ;
     CHECK_EQUAL(request(T_THAW, NULL).status, 0);
     CHECK(request(T_RESIZE_DISK, NULL).size > 0);
-    CHECK_EQUAL(request(T_METRICS, NULL).status, 0);
+    struct answer metrics = request(T_METRICS, NULL);
+    CHECK(metrics.status == 0 && metrics.cpus == (uint32_t)sysconf(_SC_NPROCESSORS_ONLN) && metrics.tasks > 1);
 }
 
 static void bursts_of_starts(void)
@@ -621,6 +626,73 @@ static void programs_of_the_agents_own(void)
     UNTIL(ended(number));
     CHECK_EQUAL(seen[number].reason, REASON_EXITED);
     CHECK(seen[number].stored[1] > 0 && memmem(seen[number].output[1], seen[number].stored[1], "{\"errno\":", 9));
+    CHECK_EQUAL(on_process(T_CLOSE, number).status, 0);
+}
+
+static void a_program_of_the_agents_own_has_bounds_of_its_own(void)
+{
+    uint32_t first = number + 1;
+    for (int i = 0; i < MAX_BUILTINS; i++)
+        CHECK_EQUAL(spawn_builtin("files", "no-such-operation").status, 0);
+    CHECK_EQUAL(spawn_builtin("files", "no-such-operation").status, EAGAIN);
+    CHECK_EQUAL(spawn_shell(++number, "exit 0", 0, 1 << 16).status, 0); /* they take no process's place */
+    for (uint32_t i = first; i <= number; i++)
+        CHECK_EQUAL(on_process(T_CLOSE, i).status, 0);
+    static const struct {
+        uint16_t tag;
+        uint32_t flags;
+    } refused[] = {{F_LIMIT_MEMORY, SPAWN_BUILTIN}, {F_LIMIT_PIDS, SPAWN_BUILTIN}, {F_LIMIT_CPU_MS, SPAWN_BUILTIN}, {0, SPAWN_BUILTIN | SPAWN_PTY}};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        struct field_writer *fields = payload();
+        write_text(fields, F_KEY, "refused");
+        write_u64(fields, F_SIZE, 699);
+        write_u32(fields, F_FLAGS, refused[i].flags);
+        write_text(fields, F_ARG, "files");
+        if (refused[i].tag)
+            write_u64(fields, refused[i].tag, 1 << 24);
+        CHECK_EQUAL(request(T_SPAWN, fields).status, EINVAL);
+    }
+}
+
+static void spawn_limited(uint16_t tag, uint64_t limit, const char *command)
+{
+    struct field_writer *fields = payload();
+    char key[32];
+    snprintf(key, sizeof key, "key-%u", ++number);
+    write_text(fields, F_KEY, key);
+    write_u64(fields, F_SIZE, number);
+    write_u64(fields, tag, limit);
+    write_text(fields, F_ARG, "/bin/sh");
+    write_text(fields, F_ARG, "-c");
+    write_text(fields, F_ARG, command);
+    CHECK_EQUAL(request(T_SPAWN, fields).status, 0);
+    acknowledge(number, 1 << 16);
+    UNTIL(ended(number));
+}
+
+static void limits_of_one_process(void)
+{
+    /* Each half of the tree stays below it. */
+    spawn_limited(F_LIMIT_CPU_MS, 300, "while :; do :; done & while :; do :; done");
+    CHECK(seen[number].reason == REASON_TIMEOUT && seen[number].exit_signal == SIGKILL);
+    CHECK(strcmp(seen[number].message, "cpu time") == 0);
+    spawn_limited(F_LIMIT_CPU_MS, 3600000, "sleep 0.3; exit 4"); /* time that passes is not taken */
+    CHECK(seen[number].reason == REASON_EXITED && seen[number].exit_code == 4);
+    spawn_limited(F_LIMIT_NOFILE, 17, "ulimit -n; ulimit -Hn");
+    CHECK(output_is(number, 0, "17\n17\n"));
+    spawn_limited(F_LIMIT_FSIZE, 8192, "f=$(mktemp); dd if=/dev/zero of=$f bs=1024 count=9 2>/dev/null; stat -c %s $f; rm $f");
+    CHECK(output_is(number, 0, "8192\n"));
+    spawn_limited(F_LIMIT_FSIZE, 8192, "f=$(mktemp); (sleep 0.5; rm $f) >/dev/null 2>&1 & exec dd if=/dev/zero of=$f bs=1024 count=9");
+    CHECK(seen[number].reason == REASON_SIGNALED && seen[number].exit_signal == SIGXFSZ);
+    static const uint16_t tags[] = {F_LIMIT_MEMORY, F_LIMIT_CPU_MS, F_LIMIT_NOFILE, F_LIMIT_PIDS, F_LIMIT_FSIZE};
+    for (size_t i = 0; i < sizeof tags / sizeof tags[0]; i++) {
+        struct field_writer *fields = payload();
+        write_text(fields, F_KEY, "no limit");
+        write_u64(fields, F_SIZE, 699);
+        write_u64(fields, tags[i], 0);
+        write_text(fields, F_ARG, "true");
+        CHECK_EQUAL(request(T_SPAWN, fields).status, EINVAL);
+    }
 }
 
 static void as_many_processes_as_there_may_be(void)
@@ -694,6 +766,8 @@ int main(int argc, char **argv)
     RUN(a_terminal);
     RUN(the_end_of_a_terminals_input);
     RUN(programs_of_the_agents_own);
+    RUN(a_program_of_the_agents_own_has_bounds_of_its_own);
+    RUN(limits_of_one_process);
     RUN(merged_streams_keep_their_order);
     RUN(a_reconnection_loses_nothing);
     RUN(processes_outlive_the_connection);

@@ -20,7 +20,7 @@ static struct proc *start_true(uint32_t number)
     struct field_writer writer = {payload, payload + sizeof payload, false};
     write_text(&writer, F_ARG, "true");
     request = (struct spawn_request){.payload = payload, .length = (size_t)(writer.at - payload), .args = 1, .string_bytes = 4};
-    struct proc *proc = proc_new(number, "key");
+    struct proc *proc = proc_new(number, "key", KIND_PROCESS);
     CHECK(proc);
     CHECK_EQUAL(spawn_start(proc, &request), 0);
     return proc;
@@ -42,7 +42,8 @@ static void a_cgroup_that_cannot_be_made_costs_no_descriptor(void)
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(fd > 3);
     CHECK_EQUAL(rmdir(folder), 0); /* nothing can be made in a folder that is gone */
-    trees_use_cgroups(fd);
+    struct tree_limits usual = {0, 0};
+    trees_use_cgroups(fd, -1, &usual);
     uint64_t before = open_descriptors();
     for (uint32_t number = 1; number <= 3; number++) {
         struct proc *proc = start_true(number);

@@ -13,6 +13,7 @@ import msgspec
 
 from hatchway.domain.errors import HatchwayError
 from hatchway.node.dataplane.app import make_app
+from hatchway.node.dataplane.files.limits import FileLimits
 from hatchway.node.dataplane.limits import PlaneLimits
 from hatchway.node.dataplane.server import DataPlaneServer
 from hatchway.node.dataplane.tokens import TokenChecker
@@ -41,6 +42,7 @@ class Node:
         )
         self.sessions.load()
         self.plane = msgspec.convert(settings.get("plane", {}), PlaneLimits)
+        self.files = msgspec.convert(settings.get("files", {}), FileLimits)
 
     def link_of(self, sandbox_id: str) -> GuestLink | None:
         """See `Guests`."""
@@ -87,7 +89,9 @@ class Node:
     async def run(self) -> None:
         """Serves until standard input ends."""
         sock = socket.socket(fileno=int(str(self.settings["listen_fd"])))
-        self.server = DataPlaneServer(make_app(self.sessions, self.tokens, self, limits=self.plane), [sock])
+        self.server = DataPlaneServer(
+            make_app(self.sessions, self.tokens, self, limits=self.plane, file_limits=self.files), [sock]
+        )
         await self.server.start()
         reader = asyncio.StreamReader(limit=2**24)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

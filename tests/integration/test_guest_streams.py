@@ -340,3 +340,29 @@ class _Nothing:
 
     def gone(self, reason: str) -> None:
         pass
+
+
+async def test_the_end_can_be_written_behind_a_write_that_was_cancelled(guest: ScriptedGuest) -> None:
+    async with guest.linked() as (link, end):
+        stream, number, _ = await _program(link, end, stdin=True)
+        writing = asyncio.create_task(stream.write(bytes(200_000)))
+        sent = 0
+        while sent < 65536:
+            kind, _, payload, _ = await end.read()
+            assert kind == FrameType.INPUT
+            sent += len(payload) - 16
+        writing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await writing
+        ending = asyncio.create_task(stream.write_eof())
+        kind, stream_id, payload, _ = await end.read()
+        assert (kind, stream_id, payload[0], int.from_bytes(payload[8:16], "little")) == (
+            FrameType.INPUT,
+            number,
+            1,
+            65536,
+        )
+        end.send(FrameType.INPUT_ACK, number, (Tag.STDIN_OFFSET, 65536), (Tag.LIMIT, 65536))
+        request, _ = await end.expect(FrameType.PING)
+        end.answer(request)
+        await asyncio.wait_for(ending, WITHIN)

@@ -13,6 +13,7 @@ from hatchway.domain.errors import Exhausted, HatchwayError, Internal, InvalidRe
 from hatchway.node.dataplane.attach import Attach
 from hatchway.node.dataplane.control import Resize, Signal
 from hatchway.node.dataplane.files import routes as files
+from hatchway.node.dataplane.files.limits import FileLimits
 from hatchway.node.dataplane.limits import PlaneLimits
 from hatchway.node.dataplane.output import Output
 from hatchway.node.dataplane.plane import Plane
@@ -34,6 +35,7 @@ def make_app(
     guests: Guests,
     *,
     limits: PlaneLimits | None = None,
+    file_limits: FileLimits | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> "App":
     """Returns the data plane as an ASGI application; `routes` are further ones (files, ports) that check tokens themselves."""
@@ -47,7 +49,7 @@ def make_app(
             Route(f"{at}/signal", Signal(plane), methods=["POST"]),
             Route(f"{at}/resize", Resize(plane), methods=["POST"]),
             Route("/healthz", _healthz, methods=["GET"]),
-            *files.make_routes(plane),
+            *files.make_routes(plane, file_limits),
             Route(f"{at}/ws", _handshake_missing, methods=["GET"]),
             WebSocketRoute(f"{at}/ws", Terminal(plane)),
             *routes,

@@ -169,7 +169,10 @@ class GuestStream(Protocol):
         """Returns octets of a builtin's fd 2; b"" at its end."""
 
     async def write(self, data: bytes) -> None:
-        """Gives octets; returns when they were taken. Raises `GuestError(EPIPE)` when nobody takes any more."""
+        """Gives octets; returns when they were taken. Raises `GuestError(EPIPE)` when nobody takes any more.
+
+        After a call that was cancelled nothing but the end can be written, which comes behind the octets that were sent.
+        """
 
     async def write_eof(self) -> None:
         """Nothing more will be written; of a connection, the direction to the peer is shut down."""

@@ -162,8 +162,9 @@ class Stream:
         self._check()
         if self._proc is not None and self._proc.state >= self._input_ends:
             raise GuestError(errno.EPIPE, "nobody reads from the stream any more")
-        offset = self._written
-        self._written += len(data)  # also when this call is cancelled: what was on its way may have arrived
+        # Behind a write that was cancelled in the middle only the end can come, at the place that was reached.
+        offset = min(self._written, max(self.process.sent, self.process.taken)) if eof else self._written
+        self._written += len(data)
         try:
             await self._streams.verbs.send_input(self.number, offset, data, eof=eof)
         except GuestError as error:

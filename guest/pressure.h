@@ -1,0 +1,8 @@
+/* Sessions that come to the end of their memory without the kernel's memory killer noticing. */
+#ifndef HW_PRESSURE_H
+#define HW_PRESSURE_H
+
+/* Watches what the sandbox's processes wait for memory; base_fd is the folder /sys/fs/cgroup/hw. */
+void pressure_watch(int base_fd);
+
+#endif
