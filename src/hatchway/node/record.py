@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Record(msgspec.Struct, kw_only=True):
     """One sandbox of this node.
 
-    `state` is a stable state of the lifecycle, or what was in hand: `creating starting stopping deleting`.
+    `state` is a stable state of the lifecycle, or what was in hand: `creating starting stopping restoring deleting`.
     """
 
     sandbox_id: str
@@ -39,6 +39,8 @@ class Record(msgspec.Struct, kw_only=True):
     reason: str = ""
     isolation: str = "emulated"
     boot_id: str | None = None
+    stored_bytes: int | None = None
+    """What a suspended sandbox keeps for its memory, in octets on this disk."""
     host_boot_id: str = ""
 
 

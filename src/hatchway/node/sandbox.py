@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
 import msgspec
@@ -55,7 +55,15 @@ END_SEEN_WITHIN_S = 2.0
 SAVE_AGAIN_S = 5.0
 """A record that a full disk did not take is written after this, again and again."""
 
-IN_HAND = {"creating": State.PENDING, "starting": State.STOPPED, "stopping": State.RUNNING, "deleting": State.FAILED}
+SUSPENDED = "suspended"
+"""In the sandbox's folder: what a suspended one keeps of its memory."""
+IN_HAND = {
+    "restoring": State.SUSPENDED,
+    "creating": State.PENDING,
+    "starting": State.STOPPED,
+    "stopping": State.RUNNING,
+    "deleting": State.FAILED,
+}
 """What a record says while a verb is at it, and the state that is shown meanwhile: the one before it, as far as that is known."""
 
 log = logging.getLogger(__name__)
@@ -91,11 +99,11 @@ def new_record(spec: SandboxSpec, host_boot_id: str) -> Record:
     )
 
 
-class _Greeting:
+class Greeting:
     """The first words to a sandbox's agent: said as soon as its socket is there, so that they wait for the machine and not it for them."""
 
     def __init__(self, setup: Setup, *, fresh: bool, within: float) -> None:
-        self._setup = setup
+        self.setup = setup
         self._fresh = fresh
         self._within = within
         self._task: asyncio.Task[Link] | None = None
@@ -108,7 +116,7 @@ class _Greeting:
     def begin(self, vm: Vm) -> None:
         """Connects, greets and gives the guest its set-up."""
         self._task = asyncio.get_running_loop().create_task(
-            connect(vm.agent_socket, fresh=self._fresh, vm_ended=vm.ended, setup=self._setup, within=self._within)
+            connect(vm.agent_socket, fresh=self._fresh, vm_ended=vm.ended, setup=self.setup, within=self._within)
         )
 
     async def answered(self) -> GuestLink:
@@ -132,7 +140,7 @@ class Sandbox:
     """One sandbox; see the module."""
 
     def __init__(self, context: Context, folder: Path, record: Record) -> None:
-        self._context = context
+        self.context = context
         self.folder = folder
         self.record = record
         self.link: GuestLink | None = None
@@ -143,7 +151,9 @@ class Sandbox:
         self._clearing: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._late: asyncio.TimerHandle | None = None
-        self._phases: dict[str, float] = {}
+        self.phases: dict[str, float] = {}
+        """How long the phases of the last verb took, in milliseconds."""
+        self._chores: set[asyncio.Task[None]] = set()
         self._known_release: Release | None = None
         self._sequence = context.events.next_sequence()
 
@@ -161,7 +171,8 @@ class Sandbox:
             reason=record.reason,
             isolation=record.isolation,
             boot_id=record.boot_id,
-            phases_ms=self._phases,
+            phases_ms=self.phases,
+            stored_bytes=record.stored_bytes,
             sequence=self._sequence,
         )
 
@@ -171,7 +182,7 @@ class Sandbox:
         return Holding(
             name=self.record.sandbox_id,
             shape=self.record.shape,
-            overhead_mib=self._context.driver.overhead_mib(self.record.shape),
+            overhead_mib=self.context.driver.overhead_mib(self.record.shape),
             folder=self.folder,
             pid=0 if vm is None else vm.pid,
             has_memory=vm is not None or state in IN_HAND or state in (State.RUNNING, State.PAUSED),
@@ -186,23 +197,23 @@ class Sandbox:
         """Restores the template's baked snapshot and gives it its identity. Raises `HatchwayError`; the record then is `failed`."""
         if self.record.state == State.RUNNING:
             return self.observed()
-        return await self._do(Verb.CREATE, self._create)
+        return await self.do(Verb.CREATE, self._create)
 
     async def start(self) -> Observed:
         """Cold boot on the kept disk."""
-        return await self._do(Verb.START, self._start)
+        return await self.do(Verb.START, self._start)
 
     async def stop(self, reason: str, grace_s: float, cause: Cause | None = None) -> Observed:
         """Powers the guest off; kills it after `grace_s` seconds. The disk stays."""
-        return await self._do(Verb.STOP, lambda: self._stop(reason, grace_s, cause))
+        return await self.do(Verb.STOP, lambda: self._stop(reason, grace_s, cause))
 
     async def pause(self) -> Observed:
         """Stops the virtual CPUs."""
-        return await self._do(Verb.PAUSE, self._pause)
+        return await self.do(Verb.PAUSE, self._pause)
 
     async def resume(self) -> Observed:
         """Lets the virtual CPUs go on, with the clock set."""
-        return await self._do(Verb.RESUME, self._resume)
+        return await self.do(Verb.RESUME, self._resume)
 
     async def delete(self) -> Observed:
         """Ends and removes everything, whatever is going on. Succeeds from every state."""
@@ -210,7 +221,7 @@ class Sandbox:
             self._deleting = True
             self._task.cancel()
             await asyncio.wait([self._task])
-        return await self._do(Verb.DELETE, self._delete)
+        return await self.do(Verb.DELETE, self._delete)
 
     # -- after a restart of the node
 
@@ -226,11 +237,13 @@ class Sandbox:
 
     async def _adopt(self, vm_is_known: bool) -> None:
         record = self.record
-        if record.host_boot_id != self._context.host_boot_id:
+        if record.host_boot_id != self.context.host_boot_id:
             if record.state in (State.RUNNING, State.PAUSED, "stopping", "starting"):
-                self._ended_as(State.STOPPED, Cause.HOST_REBOOT, "The host was restarted.")
+                self.ended_as(State.STOPPED, Cause.HOST_REBOOT, "The host was restarted.")
+            elif record.state == "restoring":
+                self.ended_as(State.SUSPENDED, None, "")
             elif record.state == "creating":
-                self._ended_as(
+                self.ended_as(
                     State.FAILED, Cause.OPERATION_FAILED, "The host was restarted while the sandbox was being created."
                 )
         elif record.state in (State.RUNNING, State.PAUSED):
@@ -238,16 +251,18 @@ class Sandbox:
         elif (
             record.state in IN_HAND or vm_is_known
         ):  # a machine beside a stable state: its end was told before it was cleared
-            await self._context.launcher.kill_vm(record.sandbox_id)
-            await self._context.launcher.forget_vm(record.sandbox_id)
+            await self.context.launcher.kill_vm(record.sandbox_id)
+            await self.context.launcher.forget_vm(record.sandbox_id)
             if record.state == "creating":
-                self._ended_as(
+                self.ended_as(
                     State.FAILED, Cause.OPERATION_FAILED, "The node was restarted while the sandbox was being created."
                 )
             elif record.state == "starting":
-                self._ended_as(State.STOPPED, None, "The node was restarted while the sandbox was being started.")
+                self.ended_as(State.STOPPED, None, "The node was restarted while the sandbox was being started.")
+            elif record.state == "restoring":  # nothing was written to its disk before the record said `running`
+                self.ended_as(State.SUSPENDED, None, "")
             elif record.state == "stopping":
-                self._ended_as(State.STOPPED, Cause(record.cause) if record.cause else None, record.reason)
+                self.ended_as(State.STOPPED, Cause(record.cause) if record.cause else None, record.reason)
         if record.state == "deleting":
             await self._delete()
 
@@ -270,14 +285,14 @@ class Sandbox:
             await link.setup(time_ns=time.time_ns())  # it may have been paused when the node died
         except LinkLost as error:
             if not vm.ended.is_set():
-                self._unwatch()
+                self.unwatch()
                 self._vm_lost(None, f"Its agent did not answer after a restart of the node: {error}")
             return
         except GuestError as error:
             log.warning("%s: its clock could not be set: %s", self.record.sandbox_id, error)
-        self._check_alive(vm)
+        self.check_alive(vm)
         self._save(State.RUNNING)
-        await self._context.sessions.link_up(self.record.sandbox_id, link)
+        await self.context.sessions.link_up(self.record.sandbox_id, link)
 
     async def _found_vm(self, vm_is_known: bool) -> tuple[Vm, VmInfo]:
         """The VM that runs, taken over, and what it is. A host that is busy is no reason to give it up at once."""
@@ -287,7 +302,7 @@ class Sandbox:
         while True:
             try:
                 if self._vm is None:
-                    self._take(await self._context.driver.adopt(self._spec()))
+                    self.take(await self.context.driver.adopt(self.vm_spec()))
                 assert self._vm is not None
                 info = await self._vm.info()
                 if info.status == "ended" or "unanswered" not in info.details:
@@ -316,7 +331,8 @@ class Sandbox:
 
     # -- how it is done
 
-    async def _do(self, verb: Verb, body: Callable[[], Awaitable[None]]) -> Observed:
+    async def do(self, verb: Verb, body: Callable[[], Awaitable[None]]) -> Observed:
+        """Has `body` done as the sandbox's one verb, after what is in hand; joins the same verb. Raises `HatchwayError`."""
         while (busy := self._busy()) is not None:
             if busy is self._task and self._verb is verb:
                 return await self._joined(self._task)
@@ -364,7 +380,7 @@ class Sandbox:
     def _leave_in_hand(self, error: Exception) -> None:
         """A verb that failed leaves a state from which others go on; a deletion is asked for again."""
         if self.record.state in IN_HAND and self.record.state != "deleting":
-            self._ended_as(State.FAILED, Cause.OPERATION_FAILED, explained(error).cause)
+            self.ended_as(State.FAILED, Cause.OPERATION_FAILED, explained(error).cause)
 
     async def _cause_of(self, error: BaseException) -> Cause:
         """Why a machine did not come up: it died on the way, which its agent's silence may tell before its end is seen."""
@@ -387,72 +403,81 @@ class Sandbox:
             raise Gone("sandbox_deleted", "The sandbox was deleted meanwhile.", "Create a new one.")
         phases = Phases()
         try:
-            baked = await self._context.baker.baked(self._release(), self.record.shape, self._progress)
+            baked = await self.context.baker.baked(self._release(), self.record.shape, self.progress)
             phases.done("bake")
-            self._save_in_hand("creating", durable=False)
+            self.save_in_hand("creating", durable=False)
             phases.done("record")
-            greeting = _Greeting(self._setup(), fresh=True, within=RESTORE_WITHIN_S)
+            greeting = Greeting(self.setup(), fresh=True, within=RESTORE_WITHIN_S)
             try:
-                vm = await self._context.driver.restore(baked, self._spec(), greeting.begin)
+                vm = await self.context.driver.restore(baked, self.vm_spec(), greeting.begin)
             except SnapshotMismatch as error:
                 await greeting.give_up()
                 log.warning("%s: %s; booting cold instead", self.record.sandbox_id, error)
-                self._context.baker.discard(baked)
-                await self._context.launcher.kill_vm(self.record.sandbox_id)
-                await self._context.launcher.forget_vm(self.record.sandbox_id)
-                vm = await self._context.driver.start(self._spec())
-                self._take(vm)
-                await self._bring_up(vm, phases, grow_from=0)
+                self.context.baker.discard(baked)
+                await self.context.launcher.kill_vm(self.record.sandbox_id)
+                await self.context.launcher.forget_vm(self.record.sandbox_id)
+                vm = await self.context.driver.start(self.vm_spec())
+                self.take(vm)
+                await self.bring_up(vm, phases, grow_from=0)
             except BaseException:
                 await greeting.give_up()
                 raise
             else:
-                self._take(vm)
+                self.take(vm)
                 phases.done("restore")
-                await self._bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
+                await self.bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
         except BaseException as error:
             cause = await self._cause_of(error)
-            await self._clear_vm()
+            await self.clear_vm()
             if not isinstance(error, asyncio.CancelledError):
-                self._ended_as(State.FAILED, cause, explained(error).cause)
+                self.ended_as(State.FAILED, cause, explained(error).cause)
             raise
-        self._phases = phases.ms
+        self.phases = phases.ms
 
     async def _start(self) -> None:
         if self.record.state == State.RUNNING:
             return
-        self._require(Verb.START)
+        self.require(Verb.START)
         phases = Phases()
-        self._save_in_hand("starting")
+        self.save_in_hand("starting")
         try:
-            vm = await self._context.driver.start(self._spec())
-            self._take(vm)
+            vm = await self.context.driver.start(self.vm_spec())
+            self.take(vm)
             phases.done("start")
-            await self._bring_up(vm, phases, grow_from=0)
+            await self.bring_up(vm, phases, grow_from=0)
         except BaseException as error:
             cause = await self._cause_of(error)
-            await self._clear_vm()
+            await self.clear_vm()
             if isinstance(error, asyncio.CancelledError):
                 self._save(State.STOPPED)
             else:
-                self._ended_as(State.FAILED, cause, explained(error).cause)
+                self.ended_as(State.FAILED, cause, explained(error).cause)
             raise
-        self._phases = phases.ms
+        self.phases = phases.ms
 
-    async def _bring_up(self, vm: Vm, phases: Phases, greeting: "_Greeting | None" = None, *, grow_from: int) -> None:
+    async def bring_up(
+        self,
+        vm: Vm,
+        phases: Phases,
+        greeting: "Greeting | None" = None,
+        *,
+        grow_from: int | None = None,
+        thaw: bool = False,
+    ) -> None:
         """From a machine that runs to a sandbox that is ready; only then the record says `running`.
 
-        `grow_from` is the size in MiB of the file system that the guest began with, 0 where it is not known.
+        `grow_from` is the size in MiB of the file system that the guest began with, 0 where it is not known, None where it fits.
+        With `thaw` the guest's file system may be frozen, and is let go on once the record is written.
         """
         record = self.record
         if greeting is None:
-            greeting = _Greeting(self._setup(), fresh=False, within=BOOT_WITHIN_S)
+            greeting = Greeting(self.setup(), fresh=False, within=BOOT_WITHIN_S)
             greeting.begin(vm)
         elif not greeting.begun:  # the machine of an attempt before this one, which the driver found running
             greeting.begin(vm)
         link = self.link = await greeting.answered()
         phases.done("agent")
-        if record.shape.disk_mib > grow_from:
+        if grow_from is not None and record.shape.disk_mib > grow_from:
             async with asyncio.timeout(RESIZE_WITHIN_S):
                 if grow_from:
                     await vm.resize_disk(record.shape.disk_mib)
@@ -460,24 +485,29 @@ class Sandbox:
             phases.done("disk")
         await link.setup(time_ns=time.time_ns())
         record.boot_id = link.hello.boot_id
-        record.isolation = self._context.driver.isolation
+        record.isolation = self.context.driver.isolation
         record.cause, record.reason = None, ""
-        self._check_alive(vm)  # the watcher left it to us; no await between here and the record
-        self._write(str(State.RUNNING))  # what cannot be recorded would not outlive the next start of the node
-        self._publish()
+        self.check_alive(vm)  # the watcher left it to us; no await between here and the record
+        self.write(str(State.RUNNING))  # what cannot be recorded would not outlive the next start of the node
+        if thaw:
+            try:
+                await link.thaw()
+            except (GuestError, LinkLost) as error:  # it thaws by itself; what became of the machine the watcher tells
+                log.warning("%s: its file system was not thawed: %s", record.sandbox_id, error)
+        self.publish()
         phases.done("ready")
-        await self._context.sessions.link_up(record.sandbox_id, link)
+        await self.context.sessions.link_up(record.sandbox_id, link)
 
     async def _stop(self, reason: str, grace_s: float, cause: Cause | None) -> None:
         if self.record.state == State.STOPPED:
             return
-        self._require(Verb.STOP)
+        self.require(Verb.STOP)
         vm = self._vm
         if vm is not None:
             was_paused = self.record.state == State.PAUSED
             self.record.cause, self.record.reason = cause and str(cause), reason
             self._note_in_hand("stopping")
-            self._unwatch()
+            self.unwatch()
             with contextlib.suppress(VmmError):  # whatever it does not do any more, it is ended below
                 if was_paused:
                     await vm.resume()
@@ -485,9 +515,11 @@ class Sandbox:
                         self.link.paused(False)
                 await self._ask_to_shut_down(grace_s)
                 await vm.stop(grace_s)
-        self._context.sessions.sandbox_lost(self.record.sandbox_id, reason or "The sandbox was stopped.")
-        await self._clear_vm()
-        self._ended_as(State.STOPPED, cause, reason)
+        self.context.sessions.sandbox_lost(self.record.sandbox_id, reason or "The sandbox was stopped.")
+        await self.clear_vm()
+        self.record.stored_bytes = None
+        self.ended_as(State.STOPPED, cause, reason)
+        await asyncio.to_thread(shutil.rmtree, self.folder / SUSPENDED, ignore_errors=True)
 
     async def _ask_to_shut_down(self, grace_s: float) -> None:
         try:
@@ -504,13 +536,13 @@ class Sandbox:
     async def _pause(self) -> None:
         if self.record.state == State.PAUSED:
             return
-        self._require(Verb.PAUSE)
-        vm = self._require_vm()
+        self.require(Verb.PAUSE)
+        vm = self.require_vm()
         try:
             await vm.pause()
-            self._check_alive(vm)
+            self.check_alive(vm)
         except VmmError:
-            await self._settle(vm)
+            await self.settle(vm)
             raise
         if self.link is not None:
             self.link.paused(True)
@@ -519,32 +551,33 @@ class Sandbox:
     async def _resume(self) -> None:
         if self.record.state == State.RUNNING:
             return
-        self._require(Verb.RESUME)
-        vm = self._require_vm()
+        self.require(Verb.RESUME)
+        vm = self.require_vm()
         try:
             await vm.resume()
-            await self._wake_agent(vm)
-            self._check_alive(vm)
+            await self.wake_agent(vm)
+            self.check_alive(vm)
         except (VmmError, LinkLost, GuestError, OSError, TimeoutError):
             with contextlib.suppress(VmmError):
                 await vm.pause()  # it is not ready: it stays what it was
-            await self._settle(vm)
+            await self.settle(vm)
             link, self.link = self.link, None
             if link is not None:
                 await link.close()  # the next attempt makes it anew
             raise
         self._save(State.RUNNING)
 
-    async def _wake_agent(self, vm: Vm) -> None:
+    async def wake_agent(self, vm: Vm) -> None:
+        """After the virtual CPUs were let go on: the agent is asked again, and gets clock and entropy. Raises `LinkLost`, `GuestError`."""
         link = self.link
         if link is None:
             link = self.link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, within=RESTORE_WITHIN_S)
-            await self._context.sessions.link_up(self.record.sandbox_id, link)
+            await self.context.sessions.link_up(self.record.sandbox_id, link)
         else:
             link.paused(False)
         await link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
 
-    async def _settle(self, vm: Vm) -> None:
+    async def settle(self, vm: Vm) -> None:
         """After a pause or resume that failed: the state is what the machine says, not what was wanted."""
         info = await vm.info()
         if info.status == "ended" or vm.ended.is_set() or "unanswered" in info.details:
@@ -555,13 +588,14 @@ class Sandbox:
         if self.record.state != state:
             self._save(state)
 
-    def _require_vm(self) -> Vm:
+    def require_vm(self) -> Vm:
+        """The machine. Raises `VmmDied` where there is none to be asked."""
         if self._vm is None:
             raise VmmDied("The node has no connection to the virtual machine.")
         return self._vm
 
     @staticmethod
-    def _check_alive(vm: Vm) -> None:
+    def check_alive(vm: Vm) -> None:
         """Behind an await: what the watcher has told meanwhile must not be overwritten."""
         if vm.ended.is_set():
             raise VmmDied("The virtual machine ended meanwhile.", vm.exit)
@@ -569,18 +603,18 @@ class Sandbox:
     async def _delete(self) -> None:
         if self.record.state == State.DELETED:
             return
-        self._unwatch()
+        self.unwatch()
         self._note_in_hand("deleting")
-        self._context.sessions.sandbox_lost(self.record.sandbox_id, "The sandbox was deleted.")
-        await self._clear_vm(wholly=True)
-        await self._context.sessions.sandbox_deleted(self.record.sandbox_id)
+        self.context.sessions.sandbox_lost(self.record.sandbox_id, "The sandbox was deleted.")
+        await self.clear_vm(wholly=True)
+        await self.context.sessions.sandbox_deleted(self.record.sandbox_id)
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
         self._forget_late()
         self.record.state, self.record.cause, self.record.reason = State.DELETED, None, ""
-        self._publish()
-        self._context.drop(self.record.sandbox_id)
+        self.publish()
+        self.context.drop(self.record.sandbox_id)
 
-    def _require(self, verb: Verb) -> None:
+    def require(self, verb: Verb) -> None:
         """The control plane guards its transitions; this holds even if it is wrong about what is here."""
         state = self._shown()
         if self.record.state in IN_HAND:  # left by a verb that could not be finished
@@ -595,7 +629,8 @@ class Sandbox:
                 state=str(state),
             )
 
-    def _setup(self) -> Setup:
+    def setup(self) -> Setup:
+        """What the guest is given before the sandbox is reported as running."""
         record = self.record
         return Setup(
             entropy=os.urandom(256),
@@ -608,24 +643,27 @@ class Sandbox:
     def _release(self) -> Release:
         """The release that the sandbox is made of; it never changes, and is looked up once."""
         if self._known_release is None:
-            self._known_release = self._context.images.resolve_digest(self.record.template_digest)
+            self._known_release = self.context.images.resolve_digest(self.record.template_digest)
         return self._known_release
 
-    def _spec(self) -> VmSpec:
+    def vm_spec(self) -> VmSpec:
+        """The machine that the driver is asked for."""
         return VmSpec(
             sandbox_id=self.record.sandbox_id,
             generation=self.record.generation,
             shape=self.record.shape,
             boot=self._release().boot_files(),
             folder=self.folder,
-            network=self._context.network,
+            network=self.context.network,
         )
 
-    def _take(self, vm: Vm) -> None:
+    def take(self, vm: Vm) -> None:
+        """Has a machine of its own from now on, and watches it."""
         self._vm = vm
         self._watcher = asyncio.get_running_loop().create_task(self._watch(vm), name=f"watch {self.record.sandbox_id}")
 
-    def _unwatch(self) -> None:
+    def unwatch(self) -> None:
+        """From now on the end of the machine is our own doing."""
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
@@ -640,25 +678,25 @@ class Sandbox:
         """Tells that the machine is gone, at once; what is left of it is cleared away before the next verb."""
         state, cause, reason = ended_by(status, why)
         log.warning("%s: %s", self.record.sandbox_id, reason)
-        self._context.sessions.sandbox_lost(self.record.sandbox_id, reason)
-        self._ended_as(state, cause, reason)
+        self.context.sessions.sandbox_lost(self.record.sandbox_id, reason)
+        self.ended_as(state, cause, reason)
         self._clearing = asyncio.get_running_loop().create_task(
             self._clear_quietly(), name=f"clear {self.record.sandbox_id}"
         )
 
     async def _clear_quietly(self) -> None:
         try:
-            await self._clear_vm()
+            await self.clear_vm()
         except (VmmError, OSError) as error:
             # The next start, stop or deletion clears it; so does the next node.
             log.warning("%s: what is left of its machine could not be removed: %s", self.record.sandbox_id, error)
 
-    async def _clear_vm(self, *, wholly: bool = False) -> None:
+    async def clear_vm(self, *, wholly: bool = False) -> None:
         """Leaves nothing of the VM but its disk, however far it had come.
 
         Raises `VmmError` when the VM may still run; with `wholly` also when the launcher holds something of it, such as its slot.
         """
-        self._unwatch()
+        self.unwatch()
         link, self.link = self.link, None
         vm, self._vm = self._vm, None
         if link is not None:
@@ -671,40 +709,42 @@ class Sandbox:
             await vm.close()
         try:
             # Also where no Vm object came to be: the launcher may have started one.
-            await self._context.launcher.kill_vm(self.record.sandbox_id)
-            await self._context.launcher.forget_vm(self.record.sandbox_id)
+            await self.context.launcher.kill_vm(self.record.sandbox_id)
+            await self.context.launcher.forget_vm(self.record.sandbox_id)
         except VmmError as error:
             if wholly or vm is None or not vm.ended.is_set():
                 raise
             log.warning("%s: what is left of its machine could not be removed: %s", self.record.sandbox_id, error)
 
-    def _ended_as(self, state: State, cause: Cause | None, reason: str) -> None:
+    def ended_as(self, state: State, cause: Cause | None, reason: str) -> None:
+        """Records and tells what it is now, and why."""
         self.record.cause, self.record.reason = cause and str(cause), reason
         self._save(state)
 
-    def _save_in_hand(self, state: str, *, durable: bool = True) -> None:
-        self.record.host_boot_id = self._context.host_boot_id
-        self._write(state, durable=durable)
+    def save_in_hand(self, state: str, *, durable: bool = True) -> None:
+        """Records what is about to be done (`IN_HAND`). Raises `OSError`."""
+        self.record.host_boot_id = self.context.host_boot_id
+        self.write(state, durable=durable)
 
     def _note_in_hand(self, state: str) -> None:
         """Like `_save_in_hand`, for what frees what the host lacks: a full disk does not stop it."""
         try:
-            self._save_in_hand(state)
+            self.save_in_hand(state)
         except OSError as error:
             log.warning("%s: the record could not be written: %s", self.record.sandbox_id, error)
             self.record.state = state
 
     def _save(self, state: State) -> None:
-        self.record.host_boot_id = self._context.host_boot_id
+        self.record.host_boot_id = self.context.host_boot_id
         self.record.state = str(state)
         self._record_or_later()
-        self._publish()
+        self.publish()
 
     def _record_or_later(self) -> None:
         """What was seen is told in any case. The record on disk is older for as long as the disk is full."""
         self._late = None
         try:
-            self._write(self.record.state)
+            self.write(self.record.state)
         except OSError as error:
             log.error("%s: the record could not be written yet: %s", self.record.sandbox_id, error)
             self._late = asyncio.get_running_loop().call_later(SAVE_AGAIN_S, self._record_or_later)
@@ -714,7 +754,8 @@ class Sandbox:
             self._late.cancel()
             self._late = None
 
-    def _write(self, state: str, *, durable: bool = True) -> None:
+    def write(self, state: str, *, durable: bool = True) -> None:
+        """Records a state. Raises `OSError`; the record and the state are then as before."""
         self._forget_late()
         changed = msgspec.structs.replace(self.record, state=state)
         while True:
@@ -724,13 +765,27 @@ class Sandbox:
                 break
             except OSError as error:
                 # What happened is recorded also on a full disk; a creation would only make it fuller.
-                if error.errno not in FULL or state == "creating" or not self._context.ballast.give():
+                if error.errno not in FULL or state == "creating" or not self.context.ballast.give():
                     raise
         self.record.state = state
 
-    def _publish(self) -> None:
-        self._sequence = self._context.events.next_sequence()
-        self._context.events.observed(self.observed())
+    def chore(self, work: Coroutine[object, object, None]) -> None:
+        """Has something done that nobody waits for; a failure is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._chores.add(task)
 
-    def _progress(self, phase: str, fraction: float | None = None) -> None:
-        self._context.events.progress(self.record.sandbox_id, phase, fraction)
+        def done(ended: asyncio.Task[None]) -> None:
+            self._chores.discard(ended)
+            if not ended.cancelled() and (error := ended.exception()) is not None:
+                log.warning("%s: %s", self.record.sandbox_id, error)
+
+        task.add_done_callback(done)
+
+    def publish(self) -> None:
+        """Tells the control plane what it is."""
+        self._sequence = self.context.events.next_sequence()
+        self.context.events.observed(self.observed())
+
+    def progress(self, phase: str, fraction: float | None = None) -> None:
+        """Tells how far the verb in hand is."""
+        self.context.events.progress(self.record.sandbox_id, phase, fraction)

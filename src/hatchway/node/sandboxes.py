@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import shutil
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from hatchway.domain.errors import Conflict, Gone, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State
 from hatchway.node import record as records
+from hatchway.node import suspension
 from hatchway.node.capacity import Holding
 from hatchway.node.context import Context
 from hatchway.node.faults import explained
@@ -70,7 +72,7 @@ class Sandboxes:
     async def _adopt(self, sandbox: Sandbox, vm_is_known: bool) -> None:
         await sandbox.adopt(vm_is_known)
         record = sandbox.record
-        if record.state not in (State.RUNNING, State.PAUSED):
+        if record.state not in (State.RUNNING, State.PAUSED, State.SUSPENDED):
             # What ran in it ended while nobody was there to say so.
             self._context.sessions.sandbox_lost(record.sandbox_id, record.reason or "The sandbox was stopped.")
 
@@ -132,6 +134,9 @@ class Sandboxes:
 
     async def start(self, sandbox: Sandbox) -> Observed:
         """Cold boot, not too many at once. Raises `HostExhausted` where the host has no room for it now."""
+        return await self._admitted(sandbox, sandbox.start)
+
+    async def _admitted(self, sandbox: Sandbox, verb: Callable[[], Awaitable[Observed]]) -> Observed:
         name = sandbox.record.sandbox_id
         if not sandbox.holding().has_memory and name not in self._starting:
             self._admit_start(sandbox)
@@ -139,11 +144,15 @@ class Sandboxes:
         try:
             async with self._starts:
                 self._check_still_there(sandbox)
-                return await sandbox.start()
+                return await verb()
         finally:
             self._starting[name] -= 1
             if not self._starting[name]:
                 del self._starting[name]
+
+    async def restore(self, sandbox: Sandbox) -> Observed:
+        """Brings a suspended sandbox back, where the host has room for its memory."""
+        return await self._admitted(sandbox, lambda: suspension.restore(sandbox))
 
     def holdings(self) -> list[Holding]:
         """What every sandbox was promised; one whose start waits has its memory already."""

@@ -15,7 +15,7 @@ import msgspec
 from hatchway import __version__
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import State
-from hatchway.node import capacity
+from hatchway.node import capacity, suspension
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.sandboxes import Sandboxes
@@ -48,6 +48,8 @@ class NodeService:
             "sandbox.stop": self._stop,
             "sandbox.pause": self._pause,
             "sandbox.resume": self._resume,
+            "sandbox.suspend": self._suspend,
+            "sandbox.restore": self._restore,
             "sandbox.delete": self._delete,
             "sandbox.get": self._get,
             "sandbox.list": self._list,
@@ -141,6 +143,12 @@ class NodeService:
 
     async def _resume(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         return await self._sandboxes.get(request.sandbox_id, request.generation).resume()
+
+    async def _suspend(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
+        return await suspension.suspend(self._sandboxes.get(request.sandbox_id, request.generation))
+
+    async def _restore(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
+        return await self._sandboxes.restore(self._sandboxes.get(request.sandbox_id, request.generation))
 
     async def _delete(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         try:

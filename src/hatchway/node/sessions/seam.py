@@ -31,6 +31,9 @@ class SessionHost(Protocol):
         """The sandbox's agent is there (just made, or found again by a restarted node): running sessions are re-attached; those whose process the
         agent does not know ended with `sandbox_lost`."""
 
+    def link_down(self, sandbox_id: str) -> None:
+        """The sandbox is suspended: its agent cannot be asked until `link_up`, and nothing is lost."""
+
     def sandbox_lost(self, sandbox_id: str, reason: str) -> None:
         """The VM is gone: streams of what ran end with `sandbox_lost` at once; what was kept stays."""
 

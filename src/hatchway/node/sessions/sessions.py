@@ -148,6 +148,10 @@ class Sessions:
         for session in list(self._by_sandbox.get(sandbox_id, {}).values()):
             session.connect(link)
 
+    def link_down(self, sandbox_id: str) -> None:
+        """See `SessionHost`. Idempotent."""
+        self._links.pop(sandbox_id, None)
+
     def sandbox_lost(self, sandbox_id: str, reason: str) -> None:
         """See `SessionHost`."""
         self._links.pop(sandbox_id, None)

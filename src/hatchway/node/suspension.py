@@ -1,0 +1,181 @@
+"""Suspend and restore: memory and disk are kept, the machine is gone, and comes back where it stood.
+
+The guest's file system is frozen before the machine is captured, and thawed only when the record says `running` again. So a restore
+that fails, or a node that dies in the middle of one, leaves memory and disk of the same instant: it can be tried again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from hatchway.domain.errors import Conflict
+from hatchway.domain.lifecycle import Cause, State, Verb
+from hatchway.node.guest.seam import GuestError, LinkLost
+from hatchway.node.sandbox import RESTORE_WITHIN_S, SUSPENDED, Greeting, Phases, Sandbox
+from hatchway.node.vmm import captures
+from hatchway.node.vmm import disk as disks
+from hatchway.node.vmm.seam import Sealing, SnapshotMismatch, Vm, VmmError
+from hatchway.wire.node import Observed
+from hatchway.wire.small_files import sync_folder
+
+FREEZE_MS = 60_000
+"""How long a frozen guest waits, in its own time, before it thaws by itself: longer than a restore may take."""
+FREEZE_WITHIN_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+async def suspend(sandbox: Sandbox) -> Observed:
+    """Keeps memory and disk and ends the machine. Raises `HatchwayError`; the sandbox is then as it was."""
+    return await sandbox.do(Verb.SUSPEND, lambda: _suspend(sandbox))
+
+
+async def restore(sandbox: Sandbox) -> Observed:
+    """Brings a suspended machine back.
+
+    Raises `Conflict("memory_lost")` where its memory cannot be loaded any more. Whatever is raised, the sandbox is suspended as before.
+    """
+    return await sandbox.do(Verb.RESTORE, lambda: _restore(sandbox))
+
+
+async def _suspend(sandbox: Sandbox) -> None:
+    record = sandbox.record
+    if record.state == State.SUSPENDED:
+        return
+    sandbox.require(Verb.SUSPEND)
+    vm, before, phases = sandbox.require_vm(), State(record.state), Phases()
+    frozen = await _freeze(sandbox, vm)
+    phases.done("freeze")
+    try:
+        await vm.pause()
+        if sandbox.link is not None:
+            sandbox.link.paused(True)
+        new = sandbox.folder / f"{SUSPENDED}.new"
+        await asyncio.to_thread(shutil.rmtree, new, ignore_errors=True)
+        sealing = await sandbox.context.driver.capture(vm, new, disk=not frozen)
+        phases.done("capture")
+        record.stored_bytes = await asyncio.to_thread(_keep, sandbox.folder, new, sealing)
+        phases.done("store")
+        sandbox.check_alive(vm)
+        sandbox.write(str(State.SUSPENDED))  # from here on the machine is not needed any more
+    except BaseException:
+        record.stored_bytes = None
+        await asyncio.shield(_go_back(sandbox, vm, before))
+        raise
+    record.cause, record.reason = None, ""
+    sandbox.unwatch()
+    sandbox.context.sessions.link_down(record.sandbox_id)
+    try:
+        await sandbox.clear_vm()
+    except VmmError as error:
+        # The next verb clears it; a machine that stands still changes nothing.
+        log.warning("%s: what is left of its machine could not be removed: %s", record.sandbox_id, error)
+    phases.done("release")
+    sandbox.phases = phases.ms
+    sandbox.publish()
+
+
+async def _freeze(sandbox: Sandbox, vm: Vm) -> bool:
+    """Lets the guest write everything and nothing more; False where it does not do so in time."""
+    if sandbox.record.state == State.PAUSED:
+        await vm.resume()  # for a moment: to be frozen it has to run
+        await sandbox.wake_agent(vm)
+    try:
+        async with asyncio.timeout(FREEZE_WITHIN_S):
+            if sandbox.link is None:
+                return False
+            await sandbox.link.freeze(FREEZE_MS)
+    except (GuestError, LinkLost, TimeoutError) as error:
+        log.warning("%s: its file system could not be frozen: %s", sandbox.record.sandbox_id, error)
+        return False
+    return True
+
+
+async def _go_back(sandbox: Sandbox, vm: Vm, before: State) -> None:
+    """After a suspension that failed: the machine goes on, and is paused again where it was."""
+    with contextlib.suppress(VmmError, LinkLost, GuestError, OSError, TimeoutError):
+        await vm.resume()
+        await sandbox.wake_agent(vm)
+        if sandbox.link is not None:
+            await sandbox.link.thaw()
+        if before is State.PAUSED:
+            await vm.pause()
+            if sandbox.link is not None:
+                sandbox.link.paused(True)
+    if not vm.ended.is_set():
+        await sandbox.settle(vm)
+
+
+def _keep(folder: Path, new: Path, sealing: Sealing) -> int:
+    """Makes the capture whole and durable, in its place; returns what it takes, in octets."""
+    sealing()
+    disk = disks.load(folder)
+    if disk is not None:
+        fd = os.open(disk.top, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    _remove(folder)
+    os.rename(new, folder / SUSPENDED)
+    sync_folder(folder)
+    return captures.size_of(folder / SUSPENDED)[0]
+
+
+def _remove(folder: Path) -> None:
+    """Out of sight in one step, so that a half-removed one is never taken for whole."""
+    gone = folder / f"{SUSPENDED}.old"
+    shutil.rmtree(gone, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder / SUSPENDED, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+async def _restore(sandbox: Sandbox) -> None:
+    record = sandbox.record
+    if record.state == State.RUNNING:
+        return
+    sandbox.require(Verb.RESTORE)
+    folder, phases = sandbox.folder / SUSPENDED, Phases()
+    greeting = Greeting(sandbox.setup(), fresh=False, within=RESTORE_WITHIN_S)
+    sandbox.save_in_hand("restoring", durable=False)
+    try:
+        vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin)
+        sandbox.take(vm)
+        phases.done("load")
+        await vm.resume()
+        await sandbox.bring_up(vm, phases, greeting, thaw=True)
+    except BaseException as error:
+        await asyncio.shield(_give_up(sandbox, greeting, folder, error))
+        if isinstance(error, SnapshotMismatch):
+            raise memory_lost(str(error)) from error
+        raise
+    record.stored_bytes = None
+    sandbox.phases = phases.ms
+    sandbox.publish()
+    # In its own time: what is not removed now is in nobody's way.
+    sandbox.chore(asyncio.to_thread(_remove, sandbox.folder))
+
+
+async def _give_up(sandbox: Sandbox, greeting: Greeting, folder: Path, error: BaseException) -> None:
+    """Suspended as before, whatever of the machine had come to be."""
+    await greeting.give_up()
+    await sandbox.clear_vm()
+    if (folder / disks.RECORD).exists():  # it was not frozen, and may have written since
+        await asyncio.to_thread(captures.copy_disk, folder, sandbox.folder, durable=True)
+    lost = isinstance(error, SnapshotMismatch)
+    sandbox.ended_as(State.SUSPENDED, Cause.MEMORY_LOST if lost else None, str(error) if lost else "")
+
+
+def memory_lost(why: str) -> Conflict:
+    """The error of a suspended sandbox whose memory cannot be loaded."""
+    return Conflict(
+        "memory_lost",
+        f"The sandbox's memory cannot be restored: {why}",
+        "Its disk is whole: stop it, which drops the memory, and start it.",
+        state=str(State.SUSPENDED),
+        verbs=[str(Verb.STOP), str(Verb.DELETE)],
+    )
