@@ -60,7 +60,9 @@ def test_five_rounds_of_suspend_and_restore(service: Service, verbs: Verbs) -> N
         sandbox.run("head -c 100000 /dev/urandom > /dev/shm/value")
         value = sandbox.run("sha256sum < /dev/shm/value").stdout
         for turn in range(ROUNDS):
-            sandbox.run(f"mkdir -p tree/{turn}; head -c 300000 /dev/urandom > tree/{turn}/file; sha256sum tree/{turn}/file >> sums")
+            sandbox.run(
+                f"mkdir -p tree/{turn}; head -c 300000 /dev/urandom > tree/{turn}/file; sha256sum tree/{turn}/file >> sums"
+            )
             assert verbs.do(sandbox, "suspend")["sandbox"]["state"] == "suspended"
             shown = sandbox.refresh()
             assert 0 < verbs.http.get(f"/v1/sandboxes/{sandbox.id}").json()["sandbox"]["stored_bytes"] < 64 << 20

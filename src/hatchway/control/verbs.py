@@ -6,7 +6,7 @@ Every one returns the transaction that ends the operation; a transaction of its 
 from collections.abc import Callable
 
 from hatchway.control.nodes import NodeLink
-from hatchway.domain.errors import Internal, NotFound
+from hatchway.domain.errors import Conflict, Internal, NotFound
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.shapes import Shape
 from hatchway.storage import branches, sessions, snapshots, transitions
@@ -56,6 +56,12 @@ async def carry_out(link: NodeLink, database: Database, operation: OperationRow,
         case Verb.CREATE:
             return await _create(link, operation, sandbox)
     if operation.kind in (Verb.START, Verb.WAKE) and sandbox.boot_id is None:
+        if sandbox.forked_from is not None:
+            raise Conflict(
+                "branch_never_made",
+                "The branch was never made, and its source has gone on since: there is nothing to start.",
+                "Delete it, and fork again.",
+            )
         # A sandbox that never ran has no disk to boot from: its start is its creation.
         return await _create(link, operation, sandbox)
     seen = await _plain(link, operation.kind, sandbox)

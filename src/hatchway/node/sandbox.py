@@ -153,6 +153,8 @@ class Sandbox:
         self._late: asyncio.TimerHandle | None = None
         self.phases: dict[str, float] = {}
         """How long the phases of the last verb took, in milliseconds."""
+        self.failure: HatchwayError | None = None
+        """Why the last verb failed; None when it did not."""
         self._chores: set[asyncio.Task[None]] = set()
         self._known_release: Release | None = None
         self._sequence = context.events.next_sequence()
@@ -363,9 +365,11 @@ class Sandbox:
         return None
 
     async def _guarded(self, body: Callable[[], Awaitable[None]]) -> Observed:
+        self.failure = None
         try:
             await body()
         except HatchwayError as error:
+            self.failure = error
             self._leave_in_hand(error)
             raise
         except Exception as error:
@@ -374,7 +378,8 @@ class Sandbox:
                 "%s: %s failed: %s", self.record.sandbox_id, self._verb, error, exc_info=None if expected else error
             )
             self._leave_in_hand(error)
-            raise explained(error) from error
+            self.failure = explained(error)
+            raise self.failure from error
         return self.observed()
 
     def _leave_in_hand(self, error: Exception) -> None:
@@ -382,7 +387,7 @@ class Sandbox:
         if self.record.state in IN_HAND and self.record.state != "deleting":
             self.ended_as(State.FAILED, Cause.OPERATION_FAILED, explained(error).cause)
 
-    async def _cause_of(self, error: BaseException) -> Cause:
+    async def cause_of(self, error: BaseException) -> Cause:
         """Why a machine did not come up: it died on the way, which its agent's silence may tell before its end is seen."""
         vm, status = self._vm, None
         if isinstance(error, LinkLost) and vm is not None:
@@ -427,7 +432,7 @@ class Sandbox:
                 phases.done("restore")
                 await self.bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
         except BaseException as error:
-            cause = await self._cause_of(error)
+            cause = await self.cause_of(error)
             await self.clear_vm()
             if not isinstance(error, asyncio.CancelledError):
                 self.ended_as(State.FAILED, cause, explained(error).cause)
@@ -446,7 +451,7 @@ class Sandbox:
             phases.done("start")
             await self.bring_up(vm, phases, grow_from=0)
         except BaseException as error:
-            cause = await self._cause_of(error)
+            cause = await self.cause_of(error)
             await self.clear_vm()
             if isinstance(error, asyncio.CancelledError):
                 self._save(State.STOPPED)

@@ -3,24 +3,27 @@
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from hatchway.domain.errors import Conflict, Gone, NotFound, Unavailable, Unprocessable
-from hatchway.domain.lifecycle import Cause, State
+from hatchway.domain.errors import Conflict, Gone, HatchwayError, NotFound, Unavailable, Unprocessable
+from hatchway.domain.lifecycle import Cause, State, Verb
+from hatchway.node import branching, suspension
 from hatchway.node import record as records
-from hatchway.node import suspension
 from hatchway.node.capacity import Holding
 from hatchway.node.context import Context
 from hatchway.node.faults import explained
 from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sandbox import Sandbox, new_record
-from hatchway.wire.node import Observed, SandboxSpec
+from hatchway.wire.node import Branch, BranchOutcome, ForkAnswer, Observed, SandboxSpec
 
 STARTS_AT_ONCE = 16
 """Machines that are being started at the same time: more only take the cores from each other."""
 ADOPT_WITHIN_S = 5.0
 """How long the node's start waits for what it finds; a guest that does not answer is waited for while the others are served."""
+
+FORKS = ".forks"
+"""Below the sandboxes' folder: captures that branches are being made from."""
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Sandboxes:
         Those whose guests do not answer at once show their last state, and their verbs wait until more is known.
         """
         await self._context.baker.recover()
+        await asyncio.to_thread(shutil.rmtree, self._context.root / FORKS, ignore_errors=True)
         vms = {vm.sandbox_id: vm for vm in await self._context.launcher.list_vms()}
         for folder, record in records.read_all(self._context.root):
             if record is None and folder.name in vms:  # what runs is never taken for nothing
@@ -153,6 +157,72 @@ class Sandboxes:
     async def restore(self, sandbox: Sandbox) -> Observed:
         """Brings a suspended sandbox back, where the host has room for its memory."""
         return await self._admitted(sandbox, lambda: suspension.restore(sandbox))
+
+    async def fork(self, source: Sandbox, wanted: Sequence[Branch]) -> ForkAnswer:
+        """Makes branches of a sandbox; asked again, those that are there are answered as they are.
+
+        Raises what kept the source from being captured; what is wrong with single branches is in the answer.
+        """
+        refused: dict[str, HatchwayError] = {}
+        while new := [one for one in wanted if one.sandbox_id not in self._sandboxes and one.sandbox_id not in refused]:
+            made: list[Sandbox] = []
+            stopped: list[float] = []
+
+            async def body(
+                new: Sequence[Branch] = new, made: list[Sandbox] = made, stopped: list[float] = stopped
+            ) -> None:
+                made += self._begin_branches(source, new, refused)
+                if made:
+                    stopped.append(await branching.fork(source, made, self._context.root / FORKS))
+
+            await source.do(Verb.FORK, body)
+            if made or all(one.sandbox_id in refused for one in new):
+                return self._forked(source, wanted, refused, sum(stopped))
+        return self._forked(source, wanted, refused, 0.0)
+
+    def _begin_branches(
+        self, source: Sandbox, wanted: Sequence[Branch], refused: dict[str, HatchwayError]
+    ) -> list[Sandbox]:
+        """The branches that this host has room for, known from now on: a deletion finds them."""
+        made: list[Sandbox] = []
+        for branch in wanted:
+            spec = branching.spec_of(source, branch)
+            try:
+                self._admit(spec)
+                sandbox = Sandbox(
+                    self._context, self._context.root / spec.sandbox_id, new_record(spec, self._context.host_boot_id)
+                )
+                sandbox.save_in_hand("creating", durable=False)
+            except (HatchwayError, OSError) as error:
+                refused[branch.sandbox_id] = explained(error)
+                continue
+            self._sandboxes[spec.sandbox_id] = sandbox
+            made.append(sandbox)
+        return made
+
+    def _forked(
+        self, source: Sandbox, wanted: Sequence[Branch], refused: dict[str, HatchwayError], stopped_ms: float
+    ) -> ForkAnswer:
+        outcomes: list[BranchOutcome] = []
+        for branch in wanted:
+            sandbox = self._sandboxes.get(branch.sandbox_id)
+            error = refused.get(branch.sandbox_id) or (sandbox.failure if sandbox is not None else None)
+            if sandbox is not None and sandbox.record.state in set(State) - {State.FAILED}:
+                outcomes.append(
+                    BranchOutcome(
+                        sandbox_id=branch.sandbox_id,
+                        observed=sandbox.observed(),
+                        sessions=self._context.sessions.branched(branch.sandbox_id),
+                    )
+                )
+            elif error is not None:
+                details = {"code": error.code, "cause": error.cause, "remedy": error.remedy}
+                outcomes.append(BranchOutcome(sandbox_id=branch.sandbox_id, error=details))
+            else:
+                cause = "It was deleted meanwhile." if sandbox is None else sandbox.record.reason
+                details = {"code": "branch_failed", "cause": cause, "remedy": "Fork again."}
+                outcomes.append(BranchOutcome(sandbox_id=branch.sandbox_id, error=details))
+        return ForkAnswer(source=source.observed(), branches=tuple(outcomes), source_stopped_ms=round(stopped_ms, 2))
 
     def holdings(self) -> list[Holding]:
         """What every sandbox was promised; one whose start waits has its memory already."""

@@ -50,6 +50,7 @@ class NodeService:
             "sandbox.resume": self._resume,
             "sandbox.suspend": self._suspend,
             "sandbox.restore": self._restore,
+            "sandbox.fork": self._fork,
             "sandbox.delete": self._delete,
             "sandbox.get": self._get,
             "sandbox.list": self._list,
@@ -57,6 +58,7 @@ class NodeService:
             "session.get": self._session_get,
             "session.list": self._session_list,
             "session.delete": self._session_delete,
+            "session.branched": self._session_branched,
             "events.subscribe": self._subscribe,
         }
         self._handlers: dict[str, Handler] = {
@@ -150,6 +152,10 @@ class NodeService:
     async def _restore(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         return await self._sandboxes.restore(self._sandboxes.get(request.sandbox_id, request.generation))
 
+    async def _fork(self, _: Connection, request: wire.ForkRequest) -> wire.ForkAnswer:
+        source = self._sandboxes.get(request.sandbox_id, request.generation)
+        return await self._sandboxes.fork(source, request.branches)
+
     async def _delete(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         try:
             sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
@@ -191,6 +197,9 @@ class NodeService:
     async def _session_delete(self, _: Connection, request: wire.SessionRef) -> wire.Empty:
         await self._context.sessions.delete(request.session_id)
         return wire.Empty()
+
+    async def _session_branched(self, _: Connection, request: wire.SandboxSessions) -> wire.BranchedSessions:
+        return wire.BranchedSessions(sessions=self._context.sessions.branched(request.sandbox_id))
 
     # -- events
 

@@ -51,12 +51,18 @@ class Record(State, kw_only=True, omit_defaults=True):
 
     spec: SessionSpec
     created_at: float
+    forked_from: str | None = None
+    """The session, of another sandbox, whose process runs on in this one."""
+    forked_at: tuple[int, int] = (0, 0)
+    """Where its stdout and stderr stood then: octets before are that session's."""
 
 
 class _Head(msgspec.Struct, kw_only=True):
     version: int
     spec: SessionSpec
     created_at: float
+    forked_from: str | None = None
+    forked_at: tuple[int, int] = (0, 0)
 
 
 _encoder = msgspec.json.Encoder()
@@ -67,7 +73,15 @@ _FIELDS = State.__struct_fields__
 
 def create(folder: Path, record: Record) -> None:
     """Writes the first lines. Raises `OSError`."""
-    head = _encoder.encode(_Head(version=1, spec=record.spec, created_at=record.created_at))
+    head = _encoder.encode(
+        _Head(
+            version=1,
+            spec=record.spec,
+            created_at=record.created_at,
+            forked_from=record.forked_from,
+            forked_at=record.forked_at,
+        )
+    )
     _write(folder, os.O_CREAT | os.O_TRUNC, head + b"\n" + _line(record))
 
 
@@ -89,7 +103,9 @@ def load(folder: Path) -> Record | None:
         if len(whole) < len(content):
             os.truncate(path, len(whole))
         fields = {name: getattr(state, name) for name in _FIELDS}
-        return Record(spec=head.spec, created_at=head.created_at, **fields)
+        return Record(
+            spec=head.spec, created_at=head.created_at, forked_from=head.forked_from, forked_at=head.forked_at, **fields
+        )
     return None
 
 

@@ -13,6 +13,7 @@ from hatchway.node.sessions import process
 from hatchway.node.sessions import record as records
 from hatchway.node.sessions.follower import Follower
 from hatchway.node.sessions.record import Record
+from hatchway.node.sessions.seam import Standing
 from hatchway.node.sessions.spool import STDERR, STDOUT, Cursor, Spool, SpoolLimits
 from hatchway.wire.node import Exit, SessionStatus, Usage
 
@@ -139,6 +140,22 @@ class Session:
             started_at=record.started_at if self.started else None,
             ended_at=record.ended_at,
             retain_until=record.retain_until,
+        )
+
+    def standing(self) -> Standing:
+        """What another session goes on from when the machine is copied as it stands."""
+        record = self.record
+        stdout, stderr = self.spool.stored()
+        return Standing(
+            spec=record.spec,
+            state=record.state,
+            boot_id=record.boot_id,
+            pid=record.pid,
+            started_at=record.started_at,
+            stdout=stdout,
+            stderr=stderr,
+            stdin=record.stdin_offset,
+            stdin_eof=record.stdin_eof,
         )
 
     def ends(self) -> tuple[int, int]:

@@ -5,17 +5,20 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
+import msgspec
+
 from hatchway.domain.errors import Conflict, Exhausted, HostExhausted, NotFound, Unprocessable
-from hatchway.domain.ids import is_id
+from hatchway.domain.ids import is_id, new_id
 from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sessions import record as records
 from hatchway.node.sessions.record import FILE, Record
+from hatchway.node.sessions.seam import Standing
 from hatchway.node.sessions.session import Limits, Session, Surroundings, Timer
 from hatchway.node.sessions.spool import STDERR, STDOUT, Budget, Spool
-from hatchway.wire.node import SessionSpec, SessionStatus
+from hatchway.wire.node import BranchedSession, SessionSpec, SessionStatus
 
 log = logging.getLogger(__name__)
 
@@ -92,9 +95,15 @@ class Sessions:
             raise Unprocessable("invalid_session", "A session needs a command and a process number from 1 up.")
         if len(self._by_sandbox.get(spec.sandbox_id, ())) >= self._limits.per_sandbox:
             self._give_up_oldest(spec.sandbox_id)
-        folder = self._folder / spec.sandbox_id / spec.session_id
         now = self._now()
         record = Record(spec=spec, created_at=now, retain_until=now + max(spec.retain_s, self._limits.unstarted_s))
+        session = self._begin(record)
+        self._add(session)
+        return session.status()
+
+    def _begin(self, record: Record) -> Session:
+        """Records a new session. Raises `HostExhausted`."""
+        folder = self._folder / record.spec.sandbox_id / record.spec.session_id
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             records.create(folder, record)
@@ -103,10 +112,9 @@ class Sessions:
             raise HostExhausted(
                 "host_disk_full", f"The session cannot be recorded: {error}", "Free disk space."
             ) from error
-        spool = Spool(folder, self._limits.spool, self._budget(spec.sandbox_id))
-        session = Session(folder, record, spool, self._around)
-        self._add(session)
-        return session.status()
+        spool = Spool(folder, self._limits.spool, self._budget(record.spec.sandbox_id))
+        _begin_at(spool, record.forked_at)
+        return Session(folder, record, spool, self._around)
 
     def get(self, session_id: str) -> SessionStatus:
         """See `SessionHost`."""
@@ -147,6 +155,43 @@ class Sessions:
         self._links[sandbox_id] = link
         for session in list(self._by_sandbox.get(sandbox_id, {}).values()):
             session.connect(link)
+
+    def standing(self, sandbox_id: str) -> tuple[Standing, ...]:
+        """See `SessionHost`."""
+        sessions = self._by_sandbox.get(sandbox_id, {}).values()
+        return tuple(session.standing() for session in sessions if session.living and not session.record.hidden)
+
+    async def branch(self, sandbox_id: str, project: str, standing: Sequence[Standing]) -> tuple[BranchedSession, ...]:
+        """See `SessionHost`. Those that there are already are left as they are."""
+        known = {one.record.spec.process_id for one in self._by_sandbox.get(sandbox_id, {}).values()}
+        now = self._now()
+        for one in standing:
+            if one.spec.process_id in known:
+                continue
+            spec = msgspec.structs.replace(one.spec, session_id=new_id(), sandbox_id=sandbox_id, project=project)
+            record = Record(
+                spec=spec,
+                created_at=now,
+                forked_from=one.spec.session_id,
+                forked_at=(one.stdout, one.stderr),
+                state="running",
+                boot_id=one.boot_id,
+                pid=one.pid,
+                started_at=one.started_at,
+                stdin_offset=one.stdin,
+                stdin_eof=one.stdin_eof,
+                agent_open=True,
+            )
+            self._add(self._begin(record))
+        return self.branched(sandbox_id)
+
+    def branched(self, sandbox_id: str) -> tuple[BranchedSession, ...]:
+        """See `SessionHost`."""
+        return tuple(
+            BranchedSession(spec=one.record.spec, status=one.status(), forked_from=one.record.forked_from)
+            for one in self._by_sandbox.get(sandbox_id, {}).values()
+            if one.record.forked_from is not None and not one.record.hidden
+        )
 
     def link_down(self, sandbox_id: str) -> None:
         """See `SessionHost`. Idempotent."""
@@ -261,6 +306,7 @@ class Sessions:
 
     def _revive(self, folder: Path, record: Record) -> Session:
         spool = Spool.open(folder, self._limits.spool, self._budget(record.spec.sandbox_id))
+        _begin_at(spool, record.forked_at)
         if record.state == "ended":
             spool.streams[STDOUT].advance(record.stdout_end, "lost")
             spool.streams[STDERR].advance(record.stderr_end, "lost")
@@ -305,6 +351,11 @@ class Sessions:
         task = asyncio.get_running_loop().create_task(work)
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
+
+
+def _begin_at(spool: Spool, offsets: tuple[int, int]) -> None:
+    for fd, offset in zip((STDOUT, STDERR), offsets, strict=True):
+        spool.streams[fd].advance(offset, "forked")
 
 
 def _unlink(paths: list[Path]) -> None:
