@@ -29,6 +29,11 @@ class Verbs:
         assert found["operation"]["status"] == "succeeded", answer.text
         return found
 
+    def sessions(self, sandbox: Sandbox) -> list[dict[str, Any]]:
+        """The sandbox's sessions."""
+        found: list[dict[str, Any]] = self.http.get(f"/v1/sandboxes/{sandbox.id}/sessions").json()["sessions"]
+        return found
+
     def do(self, sandbox: Sandbox, verb: str, **body: Any) -> dict[str, Any]:
         """One verb of a sandbox."""
         return self.ask("POST", f"/v1/sandboxes/{sandbox.id}/{verb}", **body)

@@ -13,6 +13,7 @@ from hatchway.node.context import Context
 from hatchway.node.events import Events
 from hatchway.node.guest.seam import AgentHello
 from hatchway.node.sandboxes import Sandboxes
+from hatchway.node.snapshots import Snapshots
 from hatchway.node.vmm.seam import ExitStatus, VmInfo, VmmDied
 from hatchway.wire.ballast import Ballast
 from hatchway.wire.node import SandboxSpec
@@ -257,7 +258,7 @@ class Node:
             ballast=Ballast(self.root / ".ballast", 1 << 20),
             drop=lambda sandbox_id: self.sandboxes.drop(sandbox_id),
         )
-        self.sandboxes = Sandboxes(self.context)
+        self.sandboxes = Sandboxes(self.context, Snapshots(self.root / ".snapshots"))
 
     async def restart(self) -> None:
         """The process is gone and another one takes over."""

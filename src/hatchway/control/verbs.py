@@ -72,10 +72,7 @@ async def carry_out(link: NodeLink, database: Database, operation: OperationRow,
 async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
     seen = await link.call("sandbox.create", spec_of(sandbox), Observed, within=CREATE_WITHIN_S)
     _require(operation, sandbox, seen)
-    begun: tuple[BranchedSession, ...] = ()
-    if sandbox.snapshot_id is not None:
-        ref = SandboxSessions(sandbox_id=sandbox.id)
-        begun = (await link.call("session.branched", ref, BranchedSessions, within=LOOK_WITHIN_S)).sessions
+    begun = await _begun(link, sandbox) if sandbox.snapshot_id is not None else ()
 
     def ending(connection: Connection, started_at: float) -> Finished | None:
         finished = transitions.succeed(connection, operation, seen, started_at)
@@ -85,6 +82,12 @@ async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) 
         return finished
 
     return ending
+
+
+async def _begun(link: NodeLink, sandbox: SandboxRow) -> tuple[BranchedSession, ...]:
+    """The sessions of the processes that were in the memory which a machine was made from."""
+    ref = SandboxSessions(sandbox_id=sandbox.id)
+    return (await link.call("session.branched", ref, BranchedSessions, within=LOOK_WITHIN_S)).sessions
 
 
 async def _plain(link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
@@ -157,7 +160,16 @@ async def _rollback(link: NodeLink, operation: OperationRow, sandbox: SandboxRow
     )
     seen = await link.call("sandbox.rollback", request, Observed, within=COPY_WITHIN_S)
     _require(operation, sandbox, seen)
-    return lambda connection, started_at: snapshots.rolled_back(connection, operation, seen, started_at)
+    begun = await _begun(link, sandbox)
+
+    def ending(connection: Connection, started_at: float) -> Finished | None:
+        finished = snapshots.rolled_back(connection, operation, seen, started_at)
+        if finished is not None:
+            for one in begun:
+                sessions.branched(connection, sandbox.project, one)
+        return finished
+
+    return ending
 
 
 def _require(operation: OperationRow, sandbox: SandboxRow, seen: Observed) -> None:

@@ -111,10 +111,12 @@ def _copy_suspended(source: Path, target: Path) -> None:
             os.link(path, target / path.name, follow_symlinks=False)
 
 
-async def revive(sandbox: Sandbox, folder: Path, standing: Sequence[Standing], *, shared: bool) -> None:
+async def revive(
+    sandbox: Sandbox, folder: Path, standing: Sequence[Standing], *, shared: bool, grow_from: int | None = None
+) -> None:
     """Brings a new sandbox up from a capture; what fails leaves it `failed`, with the reason. The body of its creation.
 
-    `shared`: more of them come from the same capture. Raises as `Sandbox.create`.
+    `shared`: more of them come from the same capture. `grow_from` as with `Sandbox.bring_up`. Raises as `Sandbox.create`.
     """
     phases = Phases()
     greeting = Greeting(sandbox.setup(), fresh=False, within=RESTORE_WITHIN_S)
@@ -125,7 +127,7 @@ async def revive(sandbox: Sandbox, folder: Path, standing: Sequence[Standing], *
         phases.done("load")
         await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing)
         await vm.resume()
-        await sandbox.bring_up(vm, phases, greeting, thaw=True)
+        await sandbox.bring_up(vm, phases, greeting, grow_from=grow_from, thaw=True)
     except BaseException as error:
         await greeting.give_up()
         cause = await sandbox.cause_of(error)

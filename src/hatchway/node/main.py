@@ -28,6 +28,7 @@ from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.service import NodeService
 from hatchway.node.sessions.session import Limits
 from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.snapshots import Snapshots
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import VmmError
@@ -121,7 +122,7 @@ async def _run(
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
         network=network,
     )
-    sandboxes = Sandboxes(context)
+    sandboxes = Sandboxes(context, Snapshots(config.folder / "snapshots"))
     await sandboxes.adopt_all()
     tokens = TokenChecker()
     for sandbox in sandboxes.all():

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Record(msgspec.Struct, kw_only=True):
     """One sandbox of this node.
 
-    `state` is a stable state of the lifecycle, or what was in hand: `creating starting stopping restoring deleting`.
+    `state` is a stable state of the lifecycle, or what was in hand: `creating starting stopping restoring rolling_back deleting`.
     """
 
     sandbox_id: str

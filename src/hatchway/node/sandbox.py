@@ -59,12 +59,15 @@ SUSPENDED = "suspended"
 """In the sandbox's folder: what a suspended one keeps of its memory."""
 IN_HAND = {
     "restoring": State.SUSPENDED,
+    "rolling_back": State.STOPPED,
     "creating": State.PENDING,
     "starting": State.STOPPED,
     "stopping": State.RUNNING,
     "deleting": State.FAILED,
 }
 """What a record says while a verb is at it, and the state that is shown meanwhile: the one before it, as far as that is known."""
+
+_HALF_ROLLED_BACK = "The rollback did not end: its disk is whole, from before it or after it. Roll it back again."
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +247,8 @@ class Sandbox:
                 self.ended_as(State.STOPPED, Cause.HOST_REBOOT, "The host was restarted.")
             elif record.state == "restoring":
                 self.ended_as(State.SUSPENDED, None, "")
+            elif record.state == "rolling_back":
+                self.ended_as(State.FAILED, Cause.OPERATION_FAILED, _HALF_ROLLED_BACK)
             elif record.state == "creating":
                 self.ended_as(
                     State.FAILED, Cause.OPERATION_FAILED, "The host was restarted while the sandbox was being created."
@@ -261,6 +266,8 @@ class Sandbox:
                 )
             elif record.state == "starting":
                 self.ended_as(State.STOPPED, None, "The node was restarted while the sandbox was being started.")
+            elif record.state == "rolling_back":
+                self.ended_as(State.FAILED, Cause.OPERATION_FAILED, _HALF_ROLLED_BACK)
             elif record.state == "restoring":  # nothing was written to its disk before the record said `running`
                 self.ended_as(State.SUSPENDED, None, "")
             elif record.state == "stopping":
@@ -443,8 +450,12 @@ class Sandbox:
         if self.record.state == State.RUNNING:
             return
         self.require(Verb.START)
+        await self.boot("starting")
+
+    async def boot(self, in_hand: str) -> None:
+        """Cold boot on the disk that is there; `in_hand` is what the record says meanwhile. Part of a verb; what fails leaves it `failed`."""
         phases = Phases()
-        self.save_in_hand("starting")
+        self.save_in_hand(in_hand)
         try:
             vm = await self.context.driver.start(self.vm_spec())
             self.take(vm)

@@ -7,14 +7,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from hatchway.domain.errors import Conflict, Gone, HatchwayError, NotFound, Unavailable, Unprocessable
-from hatchway.domain.lifecycle import Cause, State, Verb
+from hatchway.domain.lifecycle import Cause, SnapshotKind, State, Verb
 from hatchway.node import branching, suspension
 from hatchway.node import record as records
+from hatchway.node import snapshots as snapshotting
 from hatchway.node.capacity import Holding
 from hatchway.node.context import Context
 from hatchway.node.faults import explained
 from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sandbox import Sandbox, new_record
+from hatchway.node.snapshots import Snapshots
 from hatchway.wire.node import Branch, BranchOutcome, ForkAnswer, Observed, SandboxSpec
 
 STARTS_AT_ONCE = 16
@@ -31,7 +33,8 @@ log = logging.getLogger(__name__)
 class Sandboxes:
     """The node's sandboxes by id."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, snapshots: Snapshots) -> None:
+        self.snapshots = snapshots
         self._context = context
         self._sandboxes: dict[str, Sandbox] = {}
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
@@ -49,6 +52,7 @@ class Sandboxes:
         """
         await self._context.baker.recover()
         await asyncio.to_thread(shutil.rmtree, self._context.root / FORKS, ignore_errors=True)
+        await asyncio.to_thread(self.snapshots.load)
         vms = {vm.sandbox_id: vm for vm in await self._context.launcher.list_vms()}
         for folder, record in records.read_all(self._context.root):
             if record is None and folder.name in vms:  # what runs is never taken for nothing
@@ -134,7 +138,16 @@ class Sandboxes:
             self._check_still_there(sandbox)
             if sandbox.record.boot_id is not None and sandbox.record.state in set(State):
                 return sandbox.observed()  # it was made: a creation would take its disk from it
+            if spec.snapshot_id is not None:
+                return await snapshotting.create(sandbox, self.snapshots, spec.snapshot_id)
             return await sandbox.create()
+
+    async def rollback(self, sandbox: Sandbox, snapshot_id: str) -> Observed:
+        """Goes back to a snapshot, where the host has room for what it needs."""
+        kept = self.snapshots.get(snapshot_id)
+        if kept.kind == SnapshotKind.DISK:
+            return await snapshotting.rollback(sandbox, self.snapshots, snapshot_id)
+        return await self._admitted(sandbox, lambda: snapshotting.rollback(sandbox, self.snapshots, snapshot_id))
 
     async def start(self, sandbox: Sandbox) -> Observed:
         """Cold boot, not too many at once. Raises `HostExhausted` where the host has no room for it now."""

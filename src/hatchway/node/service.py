@@ -51,6 +51,10 @@ class NodeService:
             "sandbox.suspend": self._suspend,
             "sandbox.restore": self._restore,
             "sandbox.fork": self._fork,
+            "sandbox.rollback": self._rollback,
+            "snapshot.create": self._snapshot_create,
+            "snapshot.delete": self._snapshot_delete,
+            "snapshot.list": self._snapshot_list,
             "sandbox.delete": self._delete,
             "sandbox.get": self._get,
             "sandbox.list": self._list,
@@ -156,6 +160,10 @@ class NodeService:
         source = self._sandboxes.get(request.sandbox_id, request.generation)
         return await self._sandboxes.fork(source, request.branches)
 
+    async def _rollback(self, _: Connection, request: wire.RollbackRequest) -> wire.Observed:
+        sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
+        return await self._sandboxes.rollback(sandbox, request.snapshot_id)
+
     async def _delete(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         try:
             sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
@@ -179,6 +187,19 @@ class NodeService:
             sandboxes=tuple(sandbox.observed() for sandbox in self._sandboxes.all()),
             sequence=self._context.events.sequence,
         )
+
+    # -- snapshots
+
+    async def _snapshot_create(self, _: Connection, request: wire.SnapshotRequest) -> wire.SnapshotMade:
+        source = self._sandboxes.get(request.sandbox_id, request.generation)
+        return await self._sandboxes.snapshots.make(source, request)
+
+    async def _snapshot_delete(self, _: Connection, request: wire.SnapshotRef) -> wire.Empty:
+        await self._sandboxes.snapshots.delete(request.snapshot_id)
+        return wire.Empty()
+
+    async def _snapshot_list(self, _: Connection, __: object) -> wire.SnapshotList:
+        return wire.SnapshotList(snapshots=self._sandboxes.snapshots.all())
 
     # -- sessions
 

@@ -41,6 +41,12 @@ async def restore(sandbox: Sandbox) -> Observed:
     return await sandbox.do(Verb.RESTORE, lambda: _restore(sandbox))
 
 
+async def drop(sandbox: Sandbox) -> None:
+    """Removes what a suspended sandbox kept of its memory."""
+    await asyncio.to_thread(_remove, sandbox.folder)
+    sandbox.record.stored_bytes = None
+
+
 async def _suspend(sandbox: Sandbox) -> None:
     record = sandbox.record
     if record.state == State.SUSPENDED:

@@ -157,7 +157,7 @@ sessions = Table(
     Column("forked_from", String(20)),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
-    Index(None, "sandbox_id", "process_id", unique=True),
+    Index(None, "sandbox_id", "process_id"),
     Index(None, "project", "created_at", "id"),
 )
 

@@ -62,6 +62,9 @@ class SessionHost(Protocol):
     def branched(self, sandbox_id: str) -> tuple[BranchedSession, ...]:
         """The sessions of a sandbox that it began with."""
 
+    def rolled_back(self, sandbox_id: str) -> None:
+        """The sandbox goes back to a snapshot: what runs in it never was, and ends with `rolled_back`."""
+
     def link_down(self, sandbox_id: str) -> None:
         """The sandbox is suspended: its agent cannot be asked until `link_up`, and nothing is lost."""
 

@@ -291,8 +291,8 @@ class Session:
         if self._streams_closed:
             self._end_when_stored()
 
-    def gone(self, reason: str) -> None:
-        """See `ProcessSink`; also called by the host when the sandbox is lost."""
+    def gone(self, reason: str, how: str = "sandbox_lost") -> None:
+        """See `ProcessSink`; also called by the host when the sandbox is lost, or rolled back (`how`)."""
         self._link = None
         self._streams_closed = True
         self.record.agent_open = False
@@ -301,7 +301,7 @@ class Session:
                 self._announce()
             return
         if self.record.exit is None:
-            self.record.exit = Exit(reason="sandbox_lost", message=reason)
+            self.record.exit = Exit(reason=how, message=reason)
         self._end()
 
     # -- what the host does with it

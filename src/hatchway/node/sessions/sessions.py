@@ -163,7 +163,8 @@ class Sessions:
 
     async def branch(self, sandbox_id: str, project: str, standing: Sequence[Standing]) -> tuple[BranchedSession, ...]:
         """See `SessionHost`. Those that there are already are left as they are."""
-        known = {one.record.spec.process_id for one in self._by_sandbox.get(sandbox_id, {}).values()}
+        others = self._by_sandbox.get(sandbox_id, {}).values()
+        known = {one.record.spec.process_id for one in others if one.living}
         now = self._now()
         for one in standing:
             if one.spec.process_id in known:
@@ -192,6 +193,12 @@ class Sessions:
             for one in self._by_sandbox.get(sandbox_id, {}).values()
             if one.record.forked_from is not None and not one.record.hidden
         )
+
+    def rolled_back(self, sandbox_id: str) -> None:
+        """See `SessionHost`."""
+        self._links.pop(sandbox_id, None)
+        for session in list(self._by_sandbox.get(sandbox_id, {}).values()):
+            session.gone("The sandbox was rolled back to a snapshot.", "rolled_back")
 
     def link_down(self, sandbox_id: str) -> None:
         """See `SessionHost`. Idempotent."""

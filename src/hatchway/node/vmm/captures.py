@@ -167,20 +167,33 @@ def _copy(source: int, target: int, offset: int, length: int, name: str) -> None
 
 
 def copy_disk(source: Path, target: Path, *, durable: bool = False) -> disks.Disk:
-    """Gives `target` the disk of `source` as it is now: links below, a copy of the topmost layer. Raises `VmmError`, `OSError`."""
+    """Gives `target` the disk of `source` as it is now: links below, a copy of the topmost layer. Raises `VmmError`, `OSError`.
+
+    Where `target` has a disk over the same lower layers it is replaced in one step: a crash leaves the former one or the new one.
+    """
     disk = disks.load(source)
     if disk is None:
         raise VmmError(f"There is no disk in {source}.")
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for layer in disk.layers:
-        (target / layer.name).unlink(missing_ok=True)
-        if layer is disk.layers[-1]:
-            disks.copy_sparse(disk.top, target / layer.name, durable=durable)
-            os.chmod(target / layer.name, 0o600)
-        else:
+    for layer in disk.layers[:-1]:
+        if not _same_file(source / layer.name, target / layer.name):
+            (target / layer.name).unlink(missing_ok=True)
             disks.link_or_copy(source / layer.name, target / layer.name)
+    top = disk.layers[-1].name
+    new = target / f".{top}.new"
+    new.unlink(missing_ok=True)
+    disks.copy_sparse(disk.top, new, durable=durable)
+    os.chmod(new, 0o600)
+    os.rename(new, target / top)
     replace_file(target / disks.RECORD, msgspec.json.encode(disk.layers), durable=durable)
     return disks.Disk(target, disk.layers)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samestat(one.lstat(), other.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def size_of(folder: Path) -> tuple[int, int]:

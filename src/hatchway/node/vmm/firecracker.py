@@ -165,13 +165,17 @@ class FirecrackerDriver:
         await asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk, whole=not sparse)
         return functools.partial(captures.seal, folder, self._manifest(vm.spec.shape, vm.spec.network))
 
+    def verify(self, folder: Path, spec: VmSpec) -> None:
+        """See `seam.Driver.verify`."""
+        captures.verify(folder, self._manifest(spec.shape, spec.network))
+
     async def revive(
         self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
     ) -> Vm:
         """See `seam.Driver.revive`. The first one merges base and changes into one file, which all of them map, `shared` or not."""
         if (running := await running_already(self._launcher, self._run_dir, spec, self._vm)) is not None:
             return running
-        await asyncio.to_thread(captures.verify, folder, self._manifest(spec.shape, spec.network))
+        await asyncio.to_thread(self.verify, folder, spec)
         with Descriptors() as fds:
             disk = disks.load(spec.folder)
             if disk is None:

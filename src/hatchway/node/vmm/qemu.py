@@ -213,13 +213,17 @@ class QemuDriver:
         await asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk)
         return functools.partial(captures.seal, folder, self._manifest(vm.spec.shape, vm.spec.network))
 
+    def verify(self, folder: Path, spec: VmSpec) -> None:
+        """See `seam.Driver.verify`."""
+        captures.verify(folder, self._manifest(spec.shape, spec.network))
+
     async def revive(
         self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
     ) -> Vm:
         """See `seam.Driver.revive`."""
         if (running := await running_already(self._launcher, self._run_dir, spec, self._vm)) is not None:
             return running
-        await asyncio.to_thread(captures.verify, folder, self._manifest(spec.shape, spec.network))
+        await asyncio.to_thread(self.verify, folder, spec)
         memory = folder / captures.BASE
         if shared:
             memory = await asyncio.to_thread(captures.merged_memory, folder)

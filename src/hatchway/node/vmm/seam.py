@@ -246,6 +246,9 @@ class Driver(Protocol):
         own disk must stay as it is. Raises `VmmError` when the VM is not paused; the source can be resumed in any case.
         """
 
+    def verify(self, folder: Path, spec: VmSpec) -> None:
+        """Checks that a capture is whole and could be revived here. Blocks: reads all of it. Raises `SnapshotMismatch`, `OSError`."""
+
     async def revive(
         self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
     ) -> Vm:

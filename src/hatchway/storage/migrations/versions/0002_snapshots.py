@@ -45,3 +45,6 @@ def upgrade() -> None:
     op.create_index(op.f("ix_sandboxes_operation_id"), "sandboxes", ["operation_id"])
     op.add_column("operations", sa.Column("arguments", sa.JSON(), nullable=False, server_default="{}"))
     op.add_column("sessions", sa.Column("forked_from", sa.String(length=20), nullable=True))
+    # After a rollback the process of a session that ended with it runs on in another one.
+    op.drop_index(op.f("ix_sessions_sandbox_id_process_id"), table_name="sessions")
+    op.create_index(op.f("ix_sessions_sandbox_id_process_id"), "sessions", ["sandbox_id", "process_id"])
