@@ -29,6 +29,7 @@ from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost
 from hatchway.node.images.store import Release
 from hatchway.node.record import Record
 from hatchway.node.vmm.seam import (
+    Baked,
     ExitStatus,
     SnapshotMismatch,
     Vm,
@@ -389,27 +390,9 @@ class Sandbox:
         try:
             baked = await self._context.baker.baked(self._release(), self.record.shape, self._progress)
             phases.done("bake")
-            self._save_in_hand("creating", durable=False)
-            phases.done("record")
-            greeting = _Greeting(self._setup(), fresh=True, within=RESTORE_WITHIN_S)
-            try:
-                vm = await self._context.driver.restore(baked, self._spec(), greeting.begin)
-            except SnapshotMismatch as error:
-                await greeting.give_up()
-                log.warning("%s: %s; booting cold instead", self.record.sandbox_id, error)
-                self._context.baker.discard(baked)
-                await self._context.launcher.kill_vm(self.record.sandbox_id)
-                await self._context.launcher.forget_vm(self.record.sandbox_id)
-                vm = await self._context.driver.start(self._spec())
-                self._take(vm)
-                await self._bring_up(vm, phases, grow_from=0)
-            except BaseException:
-                await greeting.give_up()
-                raise
-            else:
-                self._take(vm)
-                phases.done("restore")
-                await self._bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
+            async with self._context.starts.turn():
+                phases.done("turn")
+                await self._restore(baked, phases)
         except BaseException as error:
             cause = await self._cause_of(error)
             await self._clear_vm()
@@ -418,17 +401,50 @@ class Sandbox:
             raise
         self._phases = phases.ms
 
+    async def _restore(self, baked: Baked | None, phases: Phases) -> None:
+        """The machine of a bake, or a cold boot where there is none that can be used."""
+        self._save_in_hand("creating", durable=False)
+        phases.done("record")
+        if baked is None:
+            await self._boot_cold(phases)
+            return
+        greeting = _Greeting(self._setup(), fresh=True, within=RESTORE_WITHIN_S)
+        try:
+            vm = await self._context.driver.restore(baked, self._spec(), greeting.begin)
+        except SnapshotMismatch as error:
+            await greeting.give_up()
+            log.warning("%s: %s; booting cold instead", self.record.sandbox_id, error)
+            await self._context.baker.discard(baked)
+            await self._context.launcher.kill_vm(self.record.sandbox_id)
+            await self._context.launcher.forget_vm(self.record.sandbox_id)
+            await self._boot_cold(phases)
+            return
+        except BaseException:
+            await greeting.give_up()
+            raise
+        self._take(vm)
+        phases.done("restore")
+        await self._bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
+
+    async def _boot_cold(self, phases: Phases) -> None:
+        vm = await self._context.driver.start(self._spec())
+        self._take(vm)
+        phases.done("start")
+        await self._bring_up(vm, phases, grow_from=0)
+
     async def _start(self) -> None:
         if self.record.state == State.RUNNING:
             return
         self._require(Verb.START)
         phases = Phases()
+        async with self._context.starts.turn():
+            await self._start_now(phases)
+        self._phases = phases.ms
+
+    async def _start_now(self, phases: Phases) -> None:
         self._save_in_hand("starting")
         try:
-            vm = await self._context.driver.start(self._spec())
-            self._take(vm)
-            phases.done("start")
-            await self._bring_up(vm, phases, grow_from=0)
+            await self._boot_cold(phases)
         except BaseException as error:
             cause = await self._cause_of(error)
             await self._clear_vm()
@@ -437,7 +453,6 @@ class Sandbox:
             else:
                 self._ended_as(State.FAILED, cause, explained(error).cause)
             raise
-        self._phases = phases.ms
 
     async def _bring_up(self, vm: Vm, phases: Phases, greeting: "_Greeting | None" = None, *, grow_from: int) -> None:
         """From a machine that runs to a sandbox that is ready; only then the record says `running`.

@@ -5,7 +5,7 @@ import logging
 import shutil
 from dataclasses import replace
 
-from hatchway.domain.errors import Conflict, Gone, NotFound, Unavailable, Unprocessable
+from hatchway.domain.errors import Conflict, NotFound, Unprocessable
 from hatchway.domain.lifecycle import Cause, State
 from hatchway.node import record as records
 from hatchway.node.capacity import Holding
@@ -15,8 +15,6 @@ from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sandbox import Sandbox, new_record
 from hatchway.wire.node import Observed, SandboxSpec
 
-STARTS_AT_ONCE = 16
-"""Machines that are being started at the same time: more only take the cores from each other."""
 ADOPT_WITHIN_S = 5.0
 """How long the node's start waits for what it finds; a guest that does not answer is waited for while the others are served."""
 
@@ -29,10 +27,8 @@ class Sandboxes:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._sandboxes: dict[str, Sandbox] = {}
-        self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self._starting: dict[str, int] = {}
         """How many wait for the start of a sandbox, by id."""
-        self._draining = False
         self._adopting: set[asyncio.Task[None]] = set()
         self.quarantined: tuple[str, ...] = ()
         """Ids of VMs that run here and of which this node has no record: shown, never killed."""
@@ -108,10 +104,7 @@ class Sandboxes:
         return None if sandbox is None else sandbox.record.project
 
     async def create(self, spec: SandboxSpec) -> Observed:
-        """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed.
-
-        Raises `Gone("sandbox_deleted")` when it was deleted while its creation waited.
-        """
+        """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed."""
         sandbox = self._sandboxes.get(spec.sandbox_id)
         while sandbox is not None:
             self.get(spec.sandbox_id, spec.generation)
@@ -124,22 +117,18 @@ class Sandboxes:
             record = new_record(spec, self._context.host_boot_id)
             sandbox = Sandbox(self._context, self._context.root / spec.sandbox_id, record)
             self._sandboxes[spec.sandbox_id] = sandbox
-        async with self._starts:
-            self._check_still_there(sandbox)
-            if sandbox.record.boot_id is not None and sandbox.record.state in set(State):
-                return sandbox.observed()  # it was made: a creation would take its disk from it
-            return await sandbox.create()
+        if sandbox.record.boot_id is not None and sandbox.record.state in set(State):
+            return sandbox.observed()  # it was made: a creation would take its disk from it
+        return await sandbox.create()
 
     async def start(self, sandbox: Sandbox) -> Observed:
-        """Cold boot, not too many at once. Raises `HostExhausted` where the host has no room for it now."""
+        """Cold boot. Raises `HostExhausted` where the host has no room for it now."""
         name = sandbox.record.sandbox_id
         if not sandbox.holding().has_memory and name not in self._starting:
             self._admit_start(sandbox)
         self._starting[name] = self._starting.get(name, 0) + 1
         try:
-            async with self._starts:
-                self._check_still_there(sandbox)
-                return await sandbox.start()
+            return await sandbox.start()
         finally:
             self._starting[name] -= 1
             if not self._starting[name]:
@@ -156,14 +145,6 @@ class Sandboxes:
             self._context.capacity.check_start(shape, self._context.driver.overhead_mib(shape), self.holdings())
         except OSError as error:
             raise explained(error) from error
-
-    def _check_still_there(self, sandbox: Sandbox) -> None:
-        """Behind a wait: nothing may be made for a sandbox that nobody would ever find again, nor while the service ends."""
-        sandbox_id = sandbox.record.sandbox_id
-        if self._sandboxes.get(sandbox_id) is not sandbox:
-            raise Gone("sandbox_deleted", f"The sandbox {sandbox_id} was deleted meanwhile.", "Create a new one.")
-        if self._draining:
-            raise Unavailable("draining", "The service is being taken down.", "Try again when it is up again.")
 
     def _admit(self, spec: SandboxSpec) -> None:
         isolation = self._context.driver.isolation
@@ -183,7 +164,7 @@ class Sandboxes:
     async def drain(self) -> None:
         """Powers every guest off, because the service is about to go down; the disks stay. What waits to be started is not started."""
         reason = "The service was taken down."
-        self._draining = True
+        self._context.starts.close()
         results = await asyncio.gather(
             *(
                 s.stop(reason, 10.0, Cause.SERVICE_DOWN)
