@@ -13,6 +13,7 @@
 #include "proc.h"
 #include "requests.h"
 #include "stream.h"
+#include "vsock.h"
 
 enum {
     QUEUE = 192 << 10,     /* answers that wait to be sent; while they are many no further request is read */
@@ -70,6 +71,10 @@ static void listener_ready(struct watch *watch, uint32_t events)
     int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0)
         return;
+    if (!vsock_from_host(fd)) {
+        close(fd);
+        return;
+    }
     if (!channel_use_port(fd)) {
         watch_close(&port);
         return;
