@@ -19,9 +19,10 @@ enum {
     QUEUE = 192 << 10,     /* answers that wait to be sent; while they are many no further request is read */
     ANSWER_ROOM = 1024,    /* more than the longest answer */
     PROC_ROOM = 1024,      /* more than the longest PROC frame */
-    TX = 64 << 10,
+    TX = 4 << 16,          /* what one read of a stream gives at most, as frames */
     RETRY_MS = 20,
-    ROUNDS = 8,            /* reads and writes before others get their turn */
+    ROUNDS = 8,            /* writes before others get their turn */
+    READS = 64,            /* reads: the port gives 4 KiB in one */
 };
 
 static void port_ready(struct watch *watch, uint32_t events);
@@ -320,7 +321,7 @@ static bool take_in(void)
 {
     bool clear = take_frames();
     for (int round = 0; clear && readable && port.fd >= 0; round++) {
-        if (round >= ROUNDS) {
+        if (round >= READS) {
             retry_soon = true;
             break;
         }
