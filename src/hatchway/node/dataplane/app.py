@@ -21,10 +21,10 @@ from hatchway.node.dataplane.problems import problem
 from hatchway.node.dataplane.requests import ClientGone
 from hatchway.node.dataplane.seam import Guests
 from hatchway.node.dataplane.stdin import Stdin
-from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.dataplane.terminal import Terminal
-from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.dataplane.websocket import reject
+from hatchway.node.sessions.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +53,9 @@ def make_app(
             Route(f"{at}/ws", _handshake_missing, methods=["GET"]),
             WebSocketRoute(f"{at}/ws", Terminal(plane)),
             *routes,
+            WebSocketRoute("/{path:path}", _Elsewhere()),
         ],
     )
-            WebSocketRoute("/{path:path}", _Elsewhere()),
     return App(inner, plane)
 
 
