@@ -9,6 +9,7 @@ import typer
 from .front import FAILED, Finished, show
 
 if TYPE_CHECKING:
+    from hatchway.domain.vmm_policy import DriverName
     from hatchway.supervisor.settings import Profile, Settings
 
 DataDir = Annotated[
@@ -76,11 +77,21 @@ def up(
             show_default="bake",
         ),
     ] = None,
+    vmm: Annotated[
+        str | None,
+        typer.Option(
+            "--vmm",
+            help="Machine monitor: auto, qemu or firecracker. `doctor` says which and why.",
+            show_default="auto",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start the service."""
     from hatchway.supervisor import commands, configuration
 
+    if vmm not in (None, "auto", "qemu", "firecracker"):
+        raise typer.BadParameter("is auto, qemu or firecracker", param_hint="--vmm")
     if profile not in (None, "development", "production"):
         raise typer.BadParameter("is development or production", param_hint="--profile")
 
@@ -95,6 +106,7 @@ def up(
             data_host=data_host,
             data_port=data_port,
             bake=bake,
+            vmm=cast("DriverName | None", vmm),
         )
         return commands.up(settings, detach=detach, as_json=json)
 

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import msgspec
 
+from hatchway.domain import vmm_policy
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
+from hatchway.domain.vmm_policy import VmmPolicy
 from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
 from hatchway.node.dataplane.app import make_app
@@ -28,8 +30,8 @@ from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.service import NodeService
 from hatchway.node.sessions.session import Limits
 from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.vmm import choice
 from hatchway.node.vmm.launcher import LauncherClient
-from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import VmmError
 from hatchway.wire.ballast import Ballast
 from hatchway.wire.small_files import replace_file
@@ -62,6 +64,7 @@ class NodeConfig:
     control_uids: frozenset[int]
     bake_default: bool = True
     limits: HostLimits = DEFAULTS
+    vmm: VmmPolicy = vmm_policy.DEFAULT
     tls: TlsConfig | None = None
 
 
@@ -92,12 +95,12 @@ async def _run(
     events = Events()
     images = Images(config.images)
     launcher = LauncherClient(config.run_dir / "launcher.sock")
-    driver = await QemuDriver.create(
+    driver = await choice.make(
+        config.vmm,
         launcher=launcher,
         run_dir=config.run_dir,
-        folder=config.folder / "vmm",
+        folder=config.folder,
         ram_library=config.ram_library,
-        verdicts=config.run_dir,
         limits=config.limits,
     )
     network = (await launcher.hello()).network

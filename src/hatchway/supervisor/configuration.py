@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from hatchway.domain import vmm_policy
 from hatchway.domain.checking import explain
 from hatchway.domain.errors import Forbidden, HatchwayError, Unprocessable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
+from hatchway.domain.vmm_policy import DriverName, VmmPolicy
 from hatchway.supervisor.settings import (
     DEFAULT_API_PORT,
     DEFAULT_DATA_PORT,
@@ -53,6 +55,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     api: Listener = Listener()
     data: Listener = Listener()
     limits: HostLimits = DEFAULTS
+    vmm: VmmPolicy = vmm_policy.DEFAULT
 
 
 def find(named: Path | None, data_dir: Path) -> Path | None:
@@ -118,6 +121,7 @@ def settings(
     profile: Profile | None = None,
     allow_emulated: bool | None = None,
     bake: bool | None = None,
+    vmm: DriverName | None = None,
     api_host: str | None = None,
     api_port: int | None = None,
     data_host: str | None = None,
@@ -138,6 +142,7 @@ def settings(
         uid_base=file.uid_base,
         bake=file.bake if bake is None else bake,
         limits=file.limits,
+        vmm=file.vmm if vmm is None else msgspec.structs.replace(file.vmm, driver=vmm),
         api_host=api_host or file.api.host,
         api_port=_first(api_port, file.api.port, DEFAULT_API_PORT),
         api_tls=_tls(path, folder, "api", file.api),

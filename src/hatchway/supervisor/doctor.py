@@ -8,7 +8,9 @@ import sys
 from hatchway.domain.errors import HatchwayError
 from hatchway.node.images.host import missing_packages
 from hatchway.node.images.store import Images
+from hatchway.node.vmm import choice, firecracker_probe
 from hatchway.node.vmm.probe import Finding, examine
+from hatchway.node.vmm.seam import VmmError
 from hatchway.supervisor import folder
 from hatchway.supervisor.settings import Settings, libexec
 
@@ -38,7 +40,14 @@ async def _host(settings: Settings) -> list[Finding]:
     while not data.exists():
         data = data.parent
     verdicts = settings.run if settings.run.is_dir() and os.access(settings.run, os.W_OK) else data
-    return await examine(data=data, verdicts=verdicts, kernel=kernel)
+    found = await examine(data=data, verdicts=verdicts, kernel=kernel)
+    found.append(await firecracker_probe.look(settings.vmm, verdicts, kernel))
+    try:
+        chosen = await choice.choose(settings.vmm, settings.node, verdicts, kernel)
+        found.append(Finding("vmm", "ok", f"{chosen.driver}: {chosen.why}"))
+    except VmmError as error:
+        found.append(Finding("vmm", "missing", str(error), "docs/installation.md shows how to bring Firecracker."))
+    return found
 
 
 def _installation(settings: Settings) -> list[Finding]:

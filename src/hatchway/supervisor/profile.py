@@ -104,13 +104,30 @@ def note(settings: Settings) -> None:
             file.write("production\n")
 
 
+def check_vmm(settings: Settings, kernel: Path) -> None:
+    """Raises `Unavailable("vmm_unusable")` where the machine monitor that was asked for cannot run the sandboxes here."""
+    from hatchway.node.vmm import choice
+    from hatchway.node.vmm.seam import VmmError
+
+    try:
+        asyncio.run(choice.choose(settings.vmm, settings.node, settings.run, kernel))
+    except VmmError as error:
+        raise Unavailable(
+            "vmm_unusable",
+            str(error),
+            "`hatchway doctor` shows what there is; docs/installation.md how to bring Firecracker.",
+        ) from error
+
+
 def check_isolation(settings: Settings, kernel: Path) -> None:
     """Raises `Unavailable("isolation_emulated")` where production would run sandboxes under emulation that nobody asked for by name."""
     if not settings.production or settings.allow_emulated:
         return
-    from hatchway.node.vmm import machines, probe
+    from hatchway.node.vmm import choice, machines, probe
     from hatchway.node.vmm.host import Host
 
+    if asyncio.run(choice.choose(settings.vmm, settings.node, settings.run, kernel)).driver == "firecracker":
+        return  # it has hardware virtualization, or was not chosen
     machine = machines.machine_of(Host.read().architecture)
     verdict = asyncio.run(probe.kvm_verdict(machine, settings.run, kernel))
     if verdict is None or not verdict.works:

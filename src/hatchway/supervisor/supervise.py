@@ -11,6 +11,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+
+import msgspec
 
 from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.supervisor import folder, logs, profile, service_manager, uids
@@ -156,12 +159,14 @@ class Supervisor:
 
         images = Images(self._settings.images)
         kernel = images.resolve("seed:latest").part("kernel")
-        command = [sys.executable, "-m", "hatchway.node.vmm.probe", str(self._settings.run), str(kernel)]
+        policy = msgspec.json.encode(self._settings.vmm).decode()
+        command = [sys.executable, "-m", "hatchway.node.vmm.verdicts", str(self._settings.run), str(kernel), policy]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode != 0:
             self._report(
                 {"event": "progress", "phase": "kvm", "message": f"no verdict, emulated: {done.stderr.strip()[-500:]}"}
             )
+        profile.check_vmm(self._settings, kernel)
         profile.check_isolation(self._settings, kernel)
         profile.note(self._settings)
 
@@ -202,6 +207,7 @@ class Supervisor:
         ids, settings = self._settings.identity, self._settings
         sock = folder.listen_unix(settings.run / "node.sock", socket.SOCK_STREAM, ids.control)
         attach_url = settings.data_url or _url(settings.data_host, data, settings.data_tls)
+        own_vmm = [] if settings.vmm.firecracker is None else [Path(settings.vmm.firecracker).parent]
 
         def body(ready: Callable[[], None]) -> None:
             from hatchway.node.main import NodeConfig, run
@@ -215,6 +221,7 @@ class Supervisor:
                 control_uids=frozenset({ids.control, 0}),
                 bake_default=settings.bake,
                 limits=settings.limits,
+                vmm=settings.vmm,
             )
             run(config, control=sock, data=data, ready=ready, data_tls=self._data_tls)
 
@@ -224,7 +231,7 @@ class Supervisor:
             settings.log / "node.log",
             body=body,
             sockets=(sock, data),
-            needs=(settings.node, settings.run, settings.images, libexec("hatchway-ram.so").parent),
+            needs=(settings.node, settings.run, settings.images, libexec("hatchway-ram.so").parent, *own_vmm),
         )
 
     def _control_role(self, api: socket.socket) -> Role:
