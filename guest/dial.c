@@ -6,6 +6,7 @@
 #include <ifaddrs.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -129,7 +130,7 @@ static void connected(struct proc *proc)
     input_start(proc);
 }
 
-/* Begins to connect; 0 or errno. What is decided at once waits for the loop all the same: one way for all. */
+/* Begins to connect; 0 or errno. */
 static int begin(struct proc *proc, const union address *address)
 {
     int size = SOCKET_BUFFER;
@@ -173,6 +174,14 @@ static void dial_ready(struct watch *watch, uint32_t events)
             return;
     }
     failed(proc, error);
+}
+
+/* A listener of the same machine has answered by now, unless its queue is full. */
+static void see_at_once(struct proc *proc)
+{
+    struct pollfd pollfd = {.fd = proc->in.watch.fd, .events = POLLOUT};
+    if (poll(&pollfd, 1, 0) == 1)
+        dial_ready(&proc->in.watch, 0);
 }
 
 void dial_expire(struct proc *proc)
@@ -227,10 +236,12 @@ static void dial_new(uint32_t request, const char *key, uint32_t number, uint16_
         proc->dialling.again = false;
         error = begin_at(proc, "::1") ? ECONNREFUSED : 0;
     }
-    if (error)
+    if (error) {
         failed(proc, error);
-    else
-        proc_set_deadline(proc, now_ns() + DIAL_MS * (uint64_t)1000000);
+        return;
+    }
+    proc_set_deadline(proc, now_ns() + DIAL_MS * (uint64_t)1000000);
+    see_at_once(proc);
 }
 
 static void dial_known(uint32_t request, struct proc *proc)
