@@ -17,6 +17,7 @@ from hatchway.control import (
     keys,
     openapi,
     operations,
+    projects,
     requests,
     sandboxes,
     sessions,
@@ -46,6 +47,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *events.ENDPOINTS,
     *templates.ENDPOINTS,
     *keys.ENDPOINTS,
+    *projects.ENDPOINTS,
     *health.ENDPOINTS,
 )
 

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
-from hatchway.domain.errors import HatchwayError, Internal, NotFound, Unavailable
+from hatchway.domain.errors import HatchwayError, Internal, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import VERBS, Cause, State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import operations, transitions
+from hatchway.storage import operations, projects, transitions
 from hatchway.storage.database import Database
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Finished
@@ -200,6 +200,7 @@ class Engine:
             return await self._database.write(transitions.fail, operation, error.as_dict(), None, live.started_at)
         failure: HatchwayError
         try:
+            await self._check_isolation(link, operation.kind, sandbox)
             seen = await self._verb(link, operation.kind, sandbox)
         except HatchwayError as error:
             if isinstance(error, Unavailable) and error.code in LOST_CODES:
@@ -243,6 +244,22 @@ class Engine:
         await turn.take()
         live.phase = "running"
         return link
+
+    async def _check_isolation(self, link: NodeLink, verb: Verb, sandbox: SandboxRow) -> None:
+        """Holds every start to what sandbox and project require: node and project may have changed since the creation.
+
+        A creation was placed by it just now, and its node checks it once more.
+        """
+        if verb not in (Verb.START, Verb.WAKE) or sandbox.state is State.PAUSED or link.info is None:
+            return
+        of_project = await self._database.read(projects.required_isolation, sandbox.project)
+        for required, who in ((sandbox.require_isolation, "the sandbox"), (of_project, "its project")):
+            if required not in (None, link.info.isolation):
+                raise Unprocessable(
+                    "isolation_unavailable",
+                    f"The node gives {link.info.isolation} isolation; {who} requires {required}.",
+                    "`hatchway doctor` on the node says why; or change what is required.",
+                )
 
     async def _verb(self, link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
         ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
