@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -187,6 +188,31 @@ def built() -> Iterator[Path]:
         yield build(folder)
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program without sanitizers, whose own memory hides its."""
+    binary = tmp_path_factory.mktemp("plain") / "files"
+    sources = [GUEST / "tests" / "files_main.c", *(GUEST / "files").glob("*.c")]
+    subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-o", binary, *sources], check=True, timeout=300)
+    return binary
+
+
+def peak(binary: Path, folder: Path, *argv: str, stdin: Path | None = None, stdout: Path | None = None) -> int:
+    """KiB of memory that a run had at most. Its ends are pipes, as they are in a guest."""
+    with tempfile.NamedTemporaryFile() as said:
+        script = 'cat "$1" | (shift 2; "$@") | cat >"$2"'
+        subprocess.run(
+            ["sh", "-c", script, "sh", stdin or "/dev/null", stdout or "/dev/null", binary, *argv],
+            cwd=folder,
+            env=os.environ | {"FILES_PEAK": said.name},
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=300,
+        )
+        peaks = re.findall(r"^VmHWM:\s+(\d+) kB", Path(said.name).read_text(), re.M)
+    return int(peaks[0])
 
 
 @pytest.fixture
