@@ -21,6 +21,7 @@ from hatchway.domain.vmm_policy import VmmPolicy
 from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
 from hatchway.node.dataplane.app import make_app
+from hatchway.node.dataplane.ports.names import DEFAULT_DOMAINS, PortNames
 from hatchway.node.dataplane.server import DataPlaneServer
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.events import Events
@@ -64,6 +65,8 @@ class NodeConfig:
     control_uids: frozenset[int]
     bake_default: bool = True
     limits: HostLimits = DEFAULTS
+    port_domains: tuple[str, ...] = DEFAULT_DOMAINS
+    """Domains under which the ports of sandboxes have names."""
     vmm: VmmPolicy = vmm_policy.DEFAULT
     tls: TlsConfig | None = None
 
@@ -126,16 +129,20 @@ async def _run(
     )
     sandboxes = Sandboxes(context)
     await sandboxes.adopt_all()
-    tokens = TokenChecker()
+    tokens, names = TokenChecker(), PortNames(config.port_domains)
     for sandbox in sandboxes.all():
         tokens.require_generation(sandbox.record.sandbox_id, sandbox.record.generation)
-    service = NodeService(context, sandboxes, tokens, _node_id(config.folder), config.attach_url)
+    service = NodeService(
+        context, sandboxes, tokens, _node_id(config.folder), config.attach_url, names.url(config.attach_url)
+    )
     servers = [await service.serve_unix(control, config.control_uids)]
     if config.tls is not None:
         tls = config.tls
         servers.append(await service.serve_tls(tls.host, tls.port, tls.certificate, tls.key, tls.client_ca))
 
-    dataplane = DataPlaneServer(make_app(sessions, tokens, sandboxes), [data], tls=data_tls)
+    dataplane = DataPlaneServer(
+        make_app(sessions, tokens, sandboxes, port_domains=config.port_domains), [data], tls=data_tls
+    )
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
     holding = loop.create_task(_keep_ballast(context.ballast))

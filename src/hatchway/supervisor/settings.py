@@ -85,6 +85,8 @@ class Settings:
     data_port: int = DEFAULT_DATA_PORT
     data_tls: Tls | None = None
     data_url: str | None = None
+    port_domains: tuple[str, ...] = ("localhost",)
+    """Domains under which the ports of sandboxes have names; the first one is told to clients."""
     bake: bool = True
     """Bake the default shape of `seed:latest` at start, so that the first creation is fast."""
 

@@ -221,6 +221,7 @@ class Supervisor:
                 control_uids=frozenset({ids.control, 0}),
                 bake_default=settings.bake,
                 limits=settings.limits,
+                port_domains=settings.port_domains,
                 vmm=settings.vmm,
             )
             run(config, control=sock, data=data, ready=ready, data_tls=self._data_tls)
