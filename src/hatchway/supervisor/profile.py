@@ -78,6 +78,8 @@ def check_private(settings: Settings) -> None:
     """Raises `Forbidden("insecure_state")` for state that others than its owner can read, or that belongs to somebody else."""
     ids = settings.identity
     for folder, owner in ((settings.control, ids.control), (settings.node, ids.node)):
+        if not folder.exists():
+            continue  # it will be made, as it should be
         for path in (folder, *sorted(folder.iterdir())):
             found = path.lstat()
             if found.st_uid not in (owner, os.geteuid()):
@@ -137,6 +139,13 @@ def check_isolation(settings: Settings, kernel: Path) -> None:
             + (verdict.detail if verdict is not None else "nothing is known of KVM here"),
             "Use a machine where `hatchway doctor` shows working KVM, or allow it by name: `allow_emulated = true`.",
         )
+
+
+def check_tls(settings: Settings) -> None:
+    """Raises what `load_tls` does, for either listener."""
+    for tls in (settings.api_tls, settings.data_tls):
+        if tls is not None:
+            load_tls(tls)
 
 
 def load_tls(tls: Tls) -> ssl.SSLContext:
