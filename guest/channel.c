@@ -16,7 +16,7 @@
 #include "vsock.h"
 
 enum {
-    QUEUE = 192 << 10,     /* answers that wait to be sent; while they are many no further request is read */
+    QUEUE = 128 << 10,     /* answers that wait to be sent; while they are many no further request is read */
     ANSWER_ROOM = 1024,    /* more than the longest answer */
     PROC_ROOM = 1024,      /* more than the longest PROC frame */
     TX = 4 << 16,          /* what one read of a stream gives at most, as frames */
@@ -308,8 +308,8 @@ static bool take_frames(void)
 {
     struct frame frame;
     for (;;) {
-        /* A request leaves one answer; starts and helpers in progress leave MAX_REQUESTS each, later, and connections what waits for them. */
-        if (QUEUE - (queue_end - queue_start) < (2 * MAX_REQUESTS + MAX_DIALS * MAX_WAITERS + 4) * ANSWER_ROOM)
+        /* A request leaves one answer; starts, connections and helpers in progress leave MAX_REQUESTS each, later. */
+        if (QUEUE - (queue_end - queue_start) < (3 * MAX_REQUESTS + 4) * ANSWER_ROOM)
             return false;
         if (!frame_next(&parser, &frame))
             return true;

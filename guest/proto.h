@@ -122,7 +122,6 @@ enum {
     MAX_CONNECTIONS = 512,
     MAX_PLACES = MAX_PROCS + MAX_BUILTINS + MAX_CONNECTIONS,
     MAX_REQUESTS = 32,          /* in progress at once */
-    MAX_DIALS = 16,             /* connections that are being made, of these requests */
     MAX_WAITERS = 4,            /* requests that wait for the same start or connection */
     DIAL_MS = 10000,
     MAX_STRINGS = 1024,         /* ARG and ENV fields of one SPAWN */
