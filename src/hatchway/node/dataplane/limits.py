@@ -21,7 +21,7 @@ class PlaneLimits:
     """Octets of a raw stream that are read at once."""
     terminal_octets: int = 64 * 1024
     """Output octets of one message of a terminal."""
-    stdin_ahead: int = 256 * 1024
+    stdin_ahead: int = 1024 * 1024
     """Octets of a stdin request that are taken from its client before the process took those before."""
     stdin_turn_s: float = 120.0
     """How long a stdin request waits for another one of the same session; longer than clients wait before they repeat one."""
