@@ -173,7 +173,7 @@ async def splice(client: ClientSide, guest: GuestSide, why: "asyncio.Future[str]
                     task.result()
                     waiting.discard(task)
     except (GuestError, LinkLost) as error:
-        client.writer.transport.abort()
+        client.reset()
         raise Over from error
     finally:
         await _cancel(both)

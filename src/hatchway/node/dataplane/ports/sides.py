@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -124,7 +126,7 @@ class ClientSide:
         """Ends the connection: what was written goes out, but is not waited for long."""
         try:
             if self._ends_by_closing and self.http.our_state is h11.SEND_BODY:
-                self.writer.transport.abort()  # an orderly end would make half a body a whole one
+                self.reset()  # an orderly end would make half a body a whole one
                 return
             if self.http.their_state in (h11.SEND_BODY, h11.ERROR):
                 await self._linger()
@@ -133,6 +135,13 @@ class ClientSide:
                 await self.writer.wait_closed()
         except (TimeoutError, OSError):
             self.writer.transport.abort()
+
+    def reset(self) -> None:
+        """Breaks the connection so that the client knows it."""
+        sock = self.writer.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
 
     async def _linger(self) -> None:
         """Takes what the client still sends: a connection that is closed over it is reset, and the answer lost."""
