@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from .front import FAILED, Finished, show
+from .front import FAILED, Finished, note, show
 
 if TYPE_CHECKING:
     from hatchway.domain.vmm_policy import DriverName
@@ -124,7 +124,7 @@ def down(
     """Stop the service and power its sandboxes off; their disks stay."""
     from hatchway.supervisor import commands
 
-    _finish(lambda: commands.down(_settings(data_dir, config), keep_sandboxes=keep_sandboxes), json)
+    _finish(lambda: commands.down(_settings_to_end(data_dir, config), keep_sandboxes=keep_sandboxes), json)
 
 
 def doctor(data_dir: DataDir = None, config: Config = None, json: Json = False) -> None:
@@ -136,7 +136,8 @@ def doctor(data_dir: DataDir = None, config: Config = None, json: Json = False) 
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[floor|create|exec|idle|stream]...", help="Default: all.")
+        list[str] | None,
+        typer.Argument(metavar="[floor|create|exec|idle|stream|hostile|neighbour|fair]...", help="Default: all."),
     ] = None,
     runs: Annotated[int, typer.Option("--runs", min=3, max=1000, help="Counted runs of each.")] = 20,
     data_dir: DataDir = None,
@@ -152,6 +153,18 @@ def _settings(data_dir: Path | None, config: Path | None) -> "Settings":
     from hatchway.supervisor import configuration
 
     return configuration.settings(_data_dir(data_dir), config)
+
+
+def _settings_to_end(data_dir: Path | None, config: Path | None) -> "Settings":
+    """The settings of a service that is to be ended: a mistake in their file must not keep it up."""
+    from hatchway.domain.errors import HatchwayError
+    from hatchway.supervisor.settings import Settings
+
+    try:
+        return _settings(data_dir, config)
+    except HatchwayError as error:
+        note(f"the settings are left aside: {error.cause}")
+        return Settings(data_dir=_data_dir(data_dir))
 
 
 def _data_dir(data_dir: Path | None) -> Path:

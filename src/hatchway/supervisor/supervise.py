@@ -57,6 +57,7 @@ class Supervisor:
         profile.check_listeners(self._settings)
         self._load_tls()
         self._take_folder()
+        profile.check_folder(self._settings)
         _require_vmm()
         api = folder.listen_tcp(self._settings.api_host, self._settings.api_port)
         data = folder.listen_tcp(self._settings.data_host, self._settings.data_port)
@@ -65,6 +66,7 @@ class Supervisor:
             self._probe_kvm()
             self._start_all(api, data)
             ended_by = self._supervise()
+            service_manager.stopping()  # from here on nobody says that we turn
             if ended_by is not signal.SIGUSR1:
                 self._drain()
         finally:
@@ -90,7 +92,7 @@ class Supervisor:
     # -- start
 
     def _take_folder(self) -> None:
-        """Makes the data folder ours: its user ids, its rooms, its lock; and sees that it fits the profile."""
+        """Makes the data folder ours: its user ids, its rooms, its lock."""
         if self._lock.holder() is not None:
             self._lock.take()  # says who has it
         self._claim = uids.claim(self._settings)
@@ -98,7 +100,6 @@ class Supervisor:
             self._settings = replace(self._settings, uid_base=self._claim.base)
         folder.prepare(self._settings)
         self._lock.take()
-        profile.check_folder(self._settings)
 
     def _load_tls(self) -> None:
         """Reads certificates and keys, as the user who may; a role that is started gets them in memory."""
@@ -351,7 +352,6 @@ class Supervisor:
             )
 
     def _end_all(self) -> None:
-        service_manager.stopping()
         for role in reversed(self._roles):
             role.ask_to_end()
             deadline = time.monotonic() + END_WITHIN_S
