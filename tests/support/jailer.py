@@ -1,6 +1,6 @@
 """The official jailer of Firecracker: its arguments, checked, and what it leaves behind, removed.
 
-Not the way of the product (docs/decisions/0012-firecracker-in-our-own-jail.md); the tests hold our own jail against it.
+Not the way of the product (docs/decisions/0007-firecracker-in-our-own-jail.md); the tests hold our own jail against it.
 """
 
 import os
