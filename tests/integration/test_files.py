@@ -546,6 +546,32 @@ async def test_operations_of_one_sandbox_are_bounded(opened: Opener, tmp_path: P
         pass
 
 
+async def test_operations_of_all_sandboxes_are_bounded(opened: Opener, tmp_path: Path) -> None:
+    files = Client(await opened(files={"per_node": 1}), tmp_path)
+    async with asyncio.timeout(WITHIN), watching(files, path=tmp_path):
+        check(await files.get("stat", path=tmp_path), 429, "too_many_file_operations")
+    await until_none_runs(files.plane)
+    async with asyncio.timeout(WITHIN):
+        while (await files.get("stat", path=tmp_path)).status_code != 200:
+            pass
+
+
+async def test_a_token_that_ends_cuts_what_it_opened_off(files: Client) -> None:
+    path = files.folder / "large"
+    with path.open("wb") as file:
+        file.truncate(300 * 2**20)
+    async with files.plane.client.stream(
+        "GET", files.url("content"), headers=files.headers, params={"path": str(path)}
+    ) as response:
+        pieces = response.aiter_raw()
+        await anext(pieces)
+        await files.plane.tell("generation", 2)
+        with pytest.raises(httpx.RemoteProtocolError):
+            async for _ in pieces:
+                pass
+    await until_none_runs(files.plane)
+
+
 async def test_a_slow_client_costs_no_memory_and_a_client_that_goes_ends_the_program(files: Client) -> None:
     path = files.folder / "large"
     with path.open("wb") as file:
