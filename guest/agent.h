@@ -11,6 +11,7 @@ struct agent {
     int upper_fd;     /* the writable file system, or -1 */
     int null_fd;      /* /dev/null */
     int random_fd;    /* /dev/urandom, or -1 */
+    bool vsock;       /* the channel is a vsock, so the monitor is one that ends when the machine resets itself and cannot power it off */
     int self_fd;      /* the agent's own binary, for its builtin programs */
     char upper_dev[32];
     char boot_id[40];

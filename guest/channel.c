@@ -13,14 +13,16 @@
 #include "proc.h"
 #include "requests.h"
 #include "stream.h"
+#include "vsock.h"
 
 enum {
-    QUEUE = 192 << 10,     /* answers that wait to be sent; while they are many no further request is read */
+    QUEUE = 128 << 10,     /* answers that wait to be sent; while they are many no further request is read */
     ANSWER_ROOM = 1024,    /* more than the longest answer */
     PROC_ROOM = 1024,      /* more than the longest PROC frame */
-    TX = 64 << 10,
+    TX = 4 << 16,          /* what one read of a stream gives at most, as frames */
     RETRY_MS = 20,
-    ROUNDS = 8,            /* reads and writes before others get their turn */
+    ROUNDS = 8,            /* writes before others get their turn */
+    READS = 64,            /* reads: the port gives 4 KiB in one */
 };
 
 static void port_ready(struct watch *watch, uint32_t events);
@@ -70,6 +72,10 @@ static void listener_ready(struct watch *watch, uint32_t events)
     int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0)
         return;
+    if (!vsock_from_host(fd)) {
+        close(fd);
+        return;
+    }
     if (!channel_use_port(fd)) {
         watch_close(&port);
         return;
@@ -302,8 +308,8 @@ static bool take_frames(void)
 {
     struct frame frame;
     for (;;) {
-        /* A request leaves one answer; starts and helpers in progress leave MAX_REQUESTS each, later, and connections what waits for them. */
-        if (QUEUE - (queue_end - queue_start) < (2 * MAX_REQUESTS + MAX_DIALS * MAX_WAITERS + 4) * ANSWER_ROOM)
+        /* A request leaves one answer; starts, connections and helpers in progress leave MAX_REQUESTS each, later. */
+        if (QUEUE - (queue_end - queue_start) < (3 * MAX_REQUESTS + 4) * ANSWER_ROOM)
             return false;
         if (!frame_next(&parser, &frame))
             return true;
@@ -315,7 +321,7 @@ static bool take_in(void)
 {
     bool clear = take_frames();
     for (int round = 0; clear && readable && port.fd >= 0; round++) {
-        if (round >= ROUNDS) {
+        if (round >= READS) {
             retry_soon = true;
             break;
         }

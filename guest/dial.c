@@ -6,6 +6,7 @@
 #include <ifaddrs.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -25,7 +26,7 @@ union address {
     struct sockaddr_in6 v6;
 };
 
-static unsigned dialling; /* connections that are being made */
+static unsigned waiting; /* requests whose answer is not known yet */
 
 static socklen_t length_of(const union address *address)
 {
@@ -75,6 +76,7 @@ static void answer_waiters(struct proc *proc, int error)
 {
     for (unsigned i = 0; i < proc->dialling.waiting; i++)
         respond(proc->dialling.waiters[i], error, "port %u: %s", proc->dialling.port, strerror(error));
+    waiting -= proc->dialling.waiting;
     proc->dialling.waiting = 0;
 }
 
@@ -83,18 +85,17 @@ static bool wait_for(struct proc *proc, uint32_t request)
     if (proc->dialling.waiting >= MAX_WAITERS)
         return false;
     proc->dialling.waiters[proc->dialling.waiting++] = request;
+    waiting++;
     return true;
 }
 
 /* Nothing came of it. Whoever waits is told and the place is free again; with nobody there it is kept for whoever asks. */
 static void failed(struct proc *proc, int error)
 {
-    dialling--;
     watch_close(&proc->in.watch);
     proc_set_deadline(proc, 0);
     if (proc->dialling.waiting > 0) {
         answer_waiters(proc, error);
-        proc->state = STATE_CLOSED; /* no longer one that is being made */
         proc_forget(proc);
         return;
     }
@@ -115,12 +116,10 @@ static void connected(struct proc *proc)
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    dialling--;
     proc_set_deadline(proc, 0);
     if (!proc_connect(proc, &ends)) {
         int error = errno;
         answer_waiters(proc, error);
-        proc->state = STATE_CLOSED;
         proc_forget(proc);
         return;
     }
@@ -129,7 +128,7 @@ static void connected(struct proc *proc)
     input_start(proc);
 }
 
-/* Begins to connect; 0 or errno. What is decided at once waits for the loop all the same: one way for all. */
+/* Begins to connect; 0 or errno. */
 static int begin(struct proc *proc, const union address *address)
 {
     int size = SOCKET_BUFFER;
@@ -175,6 +174,14 @@ static void dial_ready(struct watch *watch, uint32_t events)
     failed(proc, error);
 }
 
+/* A listener of the same machine has answered by now, unless its queue is full. */
+static void see_at_once(struct proc *proc)
+{
+    struct pollfd pollfd = {.fd = proc->in.watch.fd, .events = POLLOUT};
+    if (poll(&pollfd, 1, 0) == 1)
+        dial_ready(&proc->in.watch, 0);
+}
+
 void dial_expire(struct proc *proc)
 {
     if (proc->state == STATE_STARTING)
@@ -186,6 +193,7 @@ void dials_forget_waiters(void)
     struct proc *proc;
     for (unsigned i = 0; (proc = proc_each(&i));)
         proc->dialling.waiting = 0;
+    waiting = 0;
 }
 
 void dial_drop(struct proc *proc)
@@ -194,10 +202,7 @@ void dial_drop(struct proc *proc)
     int fd = proc->in.watch.fd >= 0 ? proc->in.watch.fd : proc->out[0].watch.fd;
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-    if (proc->state == STATE_STARTING) {
-        dialling--;
-        answer_waiters(proc, ECANCELED);
-    }
+    answer_waiters(proc, ECANCELED);
 }
 
 /* ---- the request ---- */
@@ -208,8 +213,8 @@ static void dial_new(uint32_t request, const char *key, uint32_t number, uint16_
         respond(request, EEXIST, "process %u is there with another key", number);
         return;
     }
-    if (dialling >= MAX_DIALS) {
-        respond(request, EAGAIN, "%d connections are being made", MAX_DIALS);
+    if (waiting >= MAX_REQUESTS) {
+        respond(request, EAGAIN, "%d connections are being made", MAX_REQUESTS);
         return;
     }
     struct proc *proc = proc_new(number, key, KIND_CONNECTION);
@@ -217,7 +222,6 @@ static void dial_new(uint32_t request, const char *key, uint32_t number, uint16_
         respond(request, EAGAIN, "too many connections: %d are known; close some", MAX_CONNECTIONS);
         return;
     }
-    dialling++;
     proc->dialling.port = port;
     proc->dialling.again = !host[0];
     proc->in.watch.ready = dial_ready;
@@ -227,10 +231,12 @@ static void dial_new(uint32_t request, const char *key, uint32_t number, uint16_
         proc->dialling.again = false;
         error = begin_at(proc, "::1") ? ECONNREFUSED : 0;
     }
-    if (error)
+    if (error) {
         failed(proc, error);
-    else
-        proc_set_deadline(proc, now_ns() + DIAL_MS * (uint64_t)1000000);
+        return;
+    }
+    proc_set_deadline(proc, now_ns() + DIAL_MS * (uint64_t)1000000);
+    see_at_once(proc);
 }
 
 static void dial_known(uint32_t request, struct proc *proc)
@@ -239,7 +245,7 @@ static void dial_known(uint32_t request, struct proc *proc)
         respond(request, EEXIST, "the key is a process's");
     else if (proc->state != STATE_STARTING)
         respond(request, proc->dialling.error, "port %u: %s", proc->dialling.port, strerror(proc->dialling.error));
-    else if (!wait_for(proc, request))
+    else if (waiting >= MAX_REQUESTS || !wait_for(proc, request))
         respond(request, EAGAIN, "connection %u is being made and too many wait for it", proc->number);
 }
 

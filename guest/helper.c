@@ -7,6 +7,7 @@
 
 #include "abi.h"
 #include "proto.h"
+#include "stream.h"
 
 static struct {
     pid_t pid;
@@ -19,6 +20,7 @@ int helper_run(int (*work)(int argument), int argument, void (*done)(unsigned co
     for (int i = 0; i < MAX_REQUESTS; i++) {
         if (helpers[i].pid != 0)
             continue;
+        streams_fork();
         pid_t pid = fork();
         if (pid < 0)
             return -errno;

@@ -18,6 +18,7 @@
 #include "power.h"
 #include "proto.h"
 #include "setup.h"
+#include "vsock.h"
 
 static const uint64_t DEVICE_WAIT_NS = 10000000000u;
 static const char PORT_NAME[] = "hatchway.agent";
@@ -58,13 +59,13 @@ static void load_module(const char *path)
     close(fd);
 }
 
-static void load_modules(void)
+static void load_modules(const char *path)
 {
     char line[512];
     unsigned count = 0;
-    FILE *list = fopen("/modules", "re");
+    FILE *list = fopen(path, "re");
     if (!list) {
-        say("modules: none listed");
+        say("%s: none listed", path);
         return;
     }
     while (fgets(line, sizeof line, list)) {
@@ -75,7 +76,7 @@ static void load_modules(void)
         }
     }
     fclose(list);
-    say("modules: %u loaded", count);
+    say("%s: %u loaded", path, count);
 }
 
 /* The device node of the port that bears our name; false when it is not there (yet). */
@@ -103,13 +104,23 @@ static bool find_port(char *path, size_t room)
     return found;
 }
 
-static int open_port(void)
+/* The host's end is a port of a virtio-serial device or, where there is such a device instead, a vsock. */
+static int open_channel(void)
 {
     char path[300];
     uint64_t until = now_ns() + DEVICE_WAIT_NS;
     while (!find_port(path, sizeof path)) {
+        if (vsock_present()) {
+            load_modules("/modules-vsock");
+            agent.vsock = true;
+            int listener = vsock_listen();
+            if (listener < 0)
+                fatal("vsock: %s", strerror(errno));
+            say("vsock");
+            return listener;
+        }
         if (now_ns() > until)
-            fatal("no virtio-serial port %s", PORT_NAME);
+            fatal("neither a virtio-serial port %s nor a vsock", PORT_NAME);
         wait_a_little();
     }
     int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
@@ -151,12 +162,12 @@ int init_sandbox(void)
     say("%s", HW_BUILD);
     agent.null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     agent.random_fd = open("/dev/urandom", O_RDWR | O_CLOEXEC);
-    load_modules();
+    load_modules("/modules");
     init_disks();
     init_cgroups();
     init_root();
     setup_first();
     init_network();
     take_priority();
-    return open_port();
+    return open_channel();
 }

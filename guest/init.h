@@ -1,8 +1,8 @@
-/* Start-up as PID 1: mounts, modules, disks, the root of the processes, network, cgroups, the port. */
+/* Start-up as PID 1: mounts, modules, disks, the root of the processes, network, cgroups, the host's channel. */
 #ifndef HW_INIT_H
 #define HW_INIT_H
 
-/* Does all of it; gives the descriptor of the host's port. What fails is fatal(). */
+/* Does all of it; gives the descriptor of the host's port, or with agent.vsock the socket that it connects to. What fails is fatal(). */
 int init_sandbox(void);
 
 /* Its parts, in their own files. */

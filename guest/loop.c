@@ -13,6 +13,7 @@
 #include "power.h"
 #include "proc.h"
 #include "spawn.h"
+#include "stream.h"
 
 static int epoll_fd = -1;
 static bool running;
@@ -117,6 +118,7 @@ void loop_turn(int timeout)
             watch->ready(watch, events[i].events);
     }
     spawns_sweep();
+    streams_turn();
     if (deadline != 0 && now_ns() >= deadline) {
         procs_expire();
         channel_expire();

@@ -116,7 +116,7 @@ static void sandbox_mode(void)
         say("the agent's own binary: %s", strerror(errno));
     open_self();
     read_boot_id();
-    if (!loop_open() || !procs_open() || !channel_use_port(port))
+    if (!loop_open() || !procs_open() || !(agent.vsock ? channel_use_listener(port) : channel_use_port(port)))
         fatal("start-up: %s", strerror(errno));
     pressure_watch(trees_folder());
     say("ready");

@@ -119,7 +119,7 @@ _Noreturn void power_finish(void)
     if (mount(NULL, "/hw/upper", NULL, MS_REMOUNT | MS_RDONLY, NULL) != 0)
         say("the disk cannot be made read-only: flushed only");
     say(rebooting ? "reboot" : "power off");
-    off(rebooting);
+    off(rebooting || agent.vsock);
 }
 
 _Noreturn void fatal(const char *format, ...)

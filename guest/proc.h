@@ -23,10 +23,12 @@ struct output {
     struct ring ring;
     bool credit; /* the host acknowledged in this connection */
     bool starved;
+    bool large; /* its pipe was made larger */
     uint64_t sent, limit;
 };
 
 struct input {
+    bool large;         /* its pipe was made larger */
     struct watch watch; /* fd -1: closed, everything is thrown away and acknowledged */
     struct ring ring;
     uint64_t next;  /* the next octet that is expected */

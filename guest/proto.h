@@ -122,7 +122,6 @@ enum {
     MAX_CONNECTIONS = 512,
     MAX_PLACES = MAX_PROCS + MAX_BUILTINS + MAX_CONNECTIONS,
     MAX_REQUESTS = 32,          /* in progress at once */
-    MAX_DIALS = 16,             /* connections that are being made, of these requests */
     MAX_WAITERS = 4,            /* requests that wait for the same start or connection */
     DIAL_MS = 10000,
     MAX_STRINGS = 1024,         /* ARG and ENV fields of one SPAWN */
@@ -143,12 +142,13 @@ enum {
     MAX_ACCOUNT_FILE = 1 << 20, /* /etc/passwd, /etc/group */
 
     CHUNK = 4096,
-    OUTPUT_BYTES = 256 << 10,        /* kept per output stream */
+    OUTPUT_FRAME_DATA = 65536 - FRAME_HEADER - FRAME_TRAILER - 16, /* two writes to the port, which takes 32 KiB in one */
+    OUTPUT_BYTES = 8 * OUTPUT_FRAME_DATA, /* kept per output stream */
     OUTPUT_POOL_BYTES = 16 << 20,    /* kept over all processes */
-    INPUT_BYTES = 64 << 10,          /* buffered per process, while INPUT_POOL_LARGE lasts */
+    INPUT_BYTES = 256 << 10,         /* buffered per process, while INPUT_POOL_LARGE lasts */
     INPUT_BYTES_SMALL = 8 << 10,     /* for the processes after that */
     INPUT_POOL_LARGE = 4 << 20,
-    OUTPUT_FRAME_DATA = 32768 - FRAME_HEADER - FRAME_TRAILER - 16, /* the port takes 32 KiB in one write */
+    FLOOD_PIPE = 256 << 10,          /* what the pipe of a stream holds once much goes through it */
 };
 
 #endif

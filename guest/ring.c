@@ -117,6 +117,12 @@ void ring_produced(struct ring *ring, size_t count)
     trim(ring);
 }
 
+void ring_pass(struct ring *ring, size_t count)
+{
+    ring->end += count;
+    ring->base = ring->end;
+}
+
 bool ring_put(struct ring *ring, const uint8_t *data, size_t count)
 {
     if (count > ring->bound - ring_used(ring))
@@ -146,6 +152,17 @@ const uint8_t *ring_at(const struct ring *ring, uint64_t offset, size_t *count)
         part = (size_t)(ring->end - offset);
     *count = part;
     return part ? chunk_at(ring, offset) : NULL;
+}
+
+int ring_kept(const struct ring *ring, struct iovec vectors[RING_VECTORS])
+{
+    int count = 0;
+    for (uint64_t offset = ring->base; offset < ring->end && count < RING_VECTORS; count++) {
+        vectors[count].iov_base = chunk_at(ring, offset);
+        ring_at(ring, offset, &vectors[count].iov_len);
+        offset += vectors[count].iov_len;
+    }
+    return count;
 }
 
 void ring_free_to(struct ring *ring, uint64_t offset)

@@ -10,7 +10,7 @@
 
 #include "proto.h"
 
-enum { RING_CHUNKS = OUTPUT_BYTES / CHUNK + 1, RING_VECTORS = 16 };
+enum { RING_CHUNKS = (OUTPUT_BYTES + CHUNK - 1) / CHUNK + 1, RING_VECTORS = 65 };
 
 /* Chunks that rings share. A ring that has none gets one out of a reserve, so that rings which nobody empties cannot starve the others. */
 struct pool {
@@ -43,8 +43,12 @@ static inline uint64_t ring_used(const struct ring *ring) { return ring->end - r
 int ring_room(struct ring *ring, size_t want, struct iovec vectors[RING_VECTORS], bool *starved);
 /* Octets were put into ring_room()'s vectors, in order. */
 void ring_produced(struct ring *ring, size_t count);
+/* Counts octets that went past an empty ring. */
+void ring_pass(struct ring *ring, size_t count);
 /* Copies all of data if it fits (then true). */
 bool ring_put(struct ring *ring, const uint8_t *data, size_t count);
+/* The octets from base on, as vectors. */
+int ring_kept(const struct ring *ring, struct iovec vectors[RING_VECTORS]);
 /* The contiguous octets at an offset in base..end. */
 const uint8_t *ring_at(const struct ring *ring, uint64_t offset, size_t *count);
 /* Forgets the octets before `offset` (clamped to base..end). */

@@ -15,6 +15,7 @@
 #include "agent.h"
 #include "channel.h"
 #include "job.h"
+#include "stream.h"
 
 enum { EXTRA_ENV = 8 };
 
@@ -230,6 +231,7 @@ static void report_ready(struct watch *watch, uint32_t events)
 static long start_child(struct job *job, struct tree *tree)
 {
     long pid = -EINVAL;
+    streams_fork();
     for (int attempt = 0; attempt < 2; attempt++) {
         struct hw_clone_args args = {
             /* No handler of ours may run in the child: it would run on the agent's memory, at the wish of whoever may signal it. */

@@ -2,16 +2,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <termios.h>
 #include <unistd.h>
 
 enum {
-    READ_AT_ONCE = 65536, /* of one stream before the others get their turn */
+    READ_AT_ONCE = 4 * OUTPUT_FRAME_DATA, /* of one stream before the others get their turn */
+    FLOOD = 32768,      /* octets in one read or write that are much */
+    FLOOD_TURNS = 32,   /* of the loop, for which one such read is remembered */
     LARGE_INPUTS = INPUT_POOL_LARGE / INPUT_BYTES,
     INPUT_CHUNKS = LARGE_INPUTS * (INPUT_BYTES / CHUNK + 1) + MAX_PLACES * (INPUT_BYTES_SMALL / CHUNK + 1),
 };
@@ -19,6 +23,36 @@ enum {
 static struct pool output_pool, input_pool;
 static unsigned large_inputs; /* processes whose grant is INPUT_BYTES */
 static unsigned starved;      /* outputs that wait for the pool */
+static unsigned flood;        /* turns of the loop for which the agent is patient */
+static bool patient;
+
+/* While much goes through, the agent leaves the processor to whoever fills a pipe until that one blocks, instead of interrupting him for
+   each write: batch tasks do not preempt. There are four times less switches then, each of which costs most of all under emulation. */
+static void be_patient(bool is)
+{
+    struct sched_param zero = {0};
+    if (patient == is)
+        return;
+    patient = is; /* by number: musl has no more than the name; refused, it is slower */
+    syscall(SYS_sched_setscheduler, 0, (is ? SCHED_BATCH : SCHED_OTHER) | SCHED_RESET_ON_FORK, &zero);
+}
+
+void streams_turn(void)
+{
+    flood -= flood > 0;
+    be_patient(flood > 0);
+}
+
+void streams_fork(void) { be_patient(false); }
+
+/* Many octets were moved at once: makes room for more of them, where it is a pipe. */
+static void flooded(int fd, bool *large)
+{
+    flood = FLOOD_TURNS;
+    if (!*large)
+        fcntl(fd, F_SETPIPE_SZ, FLOOD_PIPE);
+    *large = true;
+}
 
 bool streams_open(void)
 {
@@ -126,6 +160,8 @@ static void output_ready(struct watch *watch, uint32_t events)
     }
     ssize_t got = readv(watch->fd, vectors, n);
     ring_produced(&output->ring, got > 0 ? (size_t)got : 0);
+    if (got >= FLOOD)
+        flooded(watch->fd, &output->large);
     if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR)))
         return;
     int error = got < 0 ? errno : 0;
@@ -229,16 +265,21 @@ static void end_of_input(struct proc *proc)
     input_close(proc);
 }
 
+static bool in_line(const struct proc *proc, uint8_t last)
+{
+    return proc->pty && last != '\n' && last != '\r';
+}
+
 /* Gives the process what its pipe takes now. */
 static void push(struct proc *proc)
 {
     struct input *input = &proc->in;
     while (input->watch.fd >= 0 && ring_used(&input->ring) > 0) {
-        size_t count;
-        const uint8_t *data = ring_at(&input->ring, input->ring.base, &count);
-        ssize_t n = write(input->watch.fd, data, count);
+        struct iovec vectors[RING_VECTORS];
+        size_t one;
+        ssize_t n = writev(input->watch.fd, vectors, ring_kept(&input->ring, vectors));
         if (n > 0) {
-            input->mid_line = proc->pty && data[n - 1] != '\n' && data[n - 1] != '\r';
+            input->mid_line = in_line(proc, *ring_at(&input->ring, input->ring.base + (uint64_t)n - 1, &one));
             ring_free_to(&input->ring, input->ring.base + (uint64_t)n);
             input->ack_due = true;
         } else if (n < 0 && errno == EINTR) {
@@ -264,6 +305,24 @@ void input_start(struct proc *proc)
 {
     if (proc->in.eof)
         push(proc);
+}
+
+/* Gives octets that nothing is ahead of, without keeping them; returns how many the process's pipe took. */
+static size_t give(struct proc *proc, const uint8_t *data, size_t count)
+{
+    struct input *input = &proc->in;
+    if (count == 0)
+        return 0;
+    if (count >= FLOOD)
+        flooded(input->watch.fd, &input->large);
+    ssize_t n = write(input->watch.fd, data, count);
+    if (n <= 0)
+        return 0; /* push() looks at why */
+    input->mid_line = in_line(proc, data[n - 1]);
+    ring_pass(&input->ring, (size_t)n);
+    input->next += (uint64_t)n;
+    input->ack_due = true;
+    return (size_t)n;
 }
 
 static void input_ready(struct watch *watch, uint32_t events)
@@ -300,9 +359,10 @@ void proc_input(struct proc *proc, uint64_t offset, const uint8_t *data, size_t 
         count = (size_t)room;
         eof = false;
     }
-    if (!ring_put(&input->ring, data, count))
+    size_t direct = ring_used(&input->ring) == 0 && proc->state != STATE_STARTING ? give(proc, data, count) : 0;
+    if (!ring_put(&input->ring, data + direct, count - direct))
         return;
-    input->next += count;
+    input->next += count - direct;
     input->eof = eof;
     if (known > 0)
         input->ack_due = true;

@@ -5,6 +5,10 @@
 #include "proc.h"
 
 bool streams_open(void);
+/* A turn of the loop is over. */
+void streams_turn(void);
+/* A child is about to be made, which inherits how the agent is scheduled. */
+void streams_fork(void);
 /* A new record: empty rings, no descriptors. */
 void streams_prepare(struct proc *proc);
 bool streams_connect(struct proc *proc, const struct proc_ends *ends);

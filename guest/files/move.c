@@ -40,7 +40,7 @@ static void copy_link(const struct place *from, const struct place *to, bool ove
     if (length < 0)
         fail_at(errno, path);
     target[length] = 0;
-    unused_name(made, ".hatchway-upload.");
+    unused_name(made, ".hatchway-link.");
     if (symlinkat(target, to->folder, made) != 0)
         fail_at(errno, path);
     put_in_place(to->folder, made, to, overwrite, path);

@@ -270,7 +270,7 @@ static void make_other(int source)
     if (make_as(parent, name, source) != 0) {
         if (errno != EEXIST)
             fail_member(errno);
-        unused_name(between, ".hatchway-upload.");
+        unused_name(between, ".hatchway-link.");
         if (make_as(parent, between, source) != 0)
             fail_member(errno);
         int result = renameat(parent, between, parent, name), error = errno;

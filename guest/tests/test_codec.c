@@ -210,7 +210,7 @@ static void ring_keeps_offsets_and_bounds(void)
     static uint8_t data[OUTPUT_BYTES];
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (uint8_t)(i * 31 + i / 256);
-    CHECK(pool_open(&pool, 100, 4));
+    CHECK(pool_open(&pool, 200, 4));
     ring_open(&ring, &pool, OUTPUT_BYTES);
     CHECK(ring_put(&ring, data, 3000)); /* so that chunks and fills do not meet */
     ring_free_to(&ring, 3000);
@@ -229,10 +229,39 @@ static void ring_keeps_offsets_and_bounds(void)
     }
     ring_free_to(&ring, UINT64_MAX);
     CHECK_EQUAL(ring.base, 3000 + sizeof data);
-    CHECK_EQUAL(pool.available, 100);
+    CHECK_EQUAL(pool.available, 200);
     ring_free_to(&ring, 5); /* backwards: nothing */
     CHECK_EQUAL(ring.base, 3000 + sizeof data);
     ring_drop(&ring);
+    pool_close(&pool);
+}
+
+static void ring_gives_all_it_keeps_as_vectors(void)
+{
+    struct pool pool;
+    struct ring ring;
+    static uint8_t data[OUTPUT_BYTES];
+    struct iovec vectors[RING_VECTORS];
+    for (size_t i = 0; i < sizeof data; i++)
+        data[i] = (uint8_t)(i * 31 + i / 256);
+    CHECK(pool_open(&pool, 200, 4));
+    ring_open(&ring, &pool, OUTPUT_BYTES);
+    CHECK_EQUAL(ring_kept(&ring, vectors), 0);
+    ring_pass(&ring, 5000); /* went past: counted, not kept */
+    CHECK_EQUAL(ring.base, 5000);
+    CHECK_EQUAL(ring.end, 5000);
+    CHECK_EQUAL(pool.available, 200);
+    CHECK(ring_put(&ring, data, sizeof data));
+    for (uint64_t at = 0; at < sizeof data;) {
+        int n = ring_kept(&ring, vectors);
+        CHECK(n > 0 && n <= RING_VECTORS);
+        for (int i = 0; i < n; i++) {
+            CHECK(memcmp(vectors[i].iov_base, data + at, vectors[i].iov_len) == 0);
+            at += vectors[i].iov_len;
+        }
+        ring_free_to(&ring, 5000 + at);
+    }
+    CHECK_EQUAL(pool.available, 200);
     pool_close(&pool);
 }
 
@@ -309,6 +338,7 @@ int main(void)
     RUN(fields_that_lie_about_their_length);
     RUN(writer_that_is_full_leaves_out_whole_fields);
     RUN(ring_keeps_offsets_and_bounds);
+    RUN(ring_gives_all_it_keeps_as_vectors);
     RUN(a_starved_pool_still_gives_each_ring_one_chunk);
     RUN(accounts_by_name_and_number);
     RUN(more_groups_than_a_process_may_have);

@@ -235,7 +235,7 @@ static void one_that_never_answers_can_be_closed(void)
     struct field_writer *fields;
     CHECK_EQUAL(dial(++number, port, NULL, 0).status, 0); /* the one that the queue has room for */
     uint32_t first = number + 1;
-    for (int i = 0; i < MAX_DIALS + 8; i++) {
+    for (int i = 0; i < MAX_REQUESTS + 8; i++) {
         char key[32];
         fields = payload();
         snprintf(key, sizeof key, "key-%u", ++number);

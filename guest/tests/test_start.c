@@ -1,13 +1,18 @@
 /* Starts that the kernel refuses and trees of many processes, with the parts of a whole agent and folders in place of cgroups. */
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "../agent.h"
+#include "../channel.h"
 #include "../fields.h"
+#include "../frame.h"
 #include "../loop.h"
 #include "../proc.h"
 #include "../spawn.h"
@@ -24,6 +29,20 @@ static struct proc *start_true(uint32_t number)
     CHECK(proc);
     CHECK_EQUAL(spawn_start(proc, &request), 0);
     return proc;
+}
+
+/* Writes to this descriptor fail so often for want of memory. */
+static int poor_fd = -1, poor_times;
+ssize_t __real_write(int fd, const void *data, size_t count);
+ssize_t __wrap_write(int fd, const void *data, size_t count);
+ssize_t __wrap_write(int fd, const void *data, size_t count)
+{
+    if (fd == poor_fd && poor_times > 0) {
+        poor_times--;
+        errno = ENOMEM;
+        return -1;
+    }
+    return __real_write(fd, data, count);
 }
 
 /* Descriptors below 64 that are open, one bit each. */
@@ -103,6 +122,125 @@ static void a_signal_reaches_all_of_a_large_cgroup(void)
     rmdir(folder);
 }
 
+static void put_text(const char *folder, const char *name, const char *text)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "w");
+    CHECK(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+static bool said(const char *folder, const char *name, const char *text)
+{
+    char path[128], got[64] = "";
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    CHECK(file && fgets(got, sizeof got, file) && fclose(file) == 0);
+    return strcmp(got, text) == 0;
+}
+
+static void a_cgroup_that_was_removed_is_forgotten(void)
+{
+    char folder[] = "/tmp/hatchway-test-XXXXXX", path[64];
+    struct tree_limits usual = {0, 0}, none = {0, 0};
+    CHECK(mkdtemp(folder));
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    trees_use_cgroups(fd, -1, &usual);
+    uint64_t before = open_descriptors();
+    for (int round = 0; round < 3; round++) {
+        struct tree tree;
+        CHECK_EQUAL(tree_take(&tree, &none), 0);
+        snprintf(path, sizeof path, "%s/%u", folder, tree.name);
+        put_text(path, "cgroup.events", "populated 1\nfrozen 0\n");
+        tree_release(&tree, 0);
+        trees_drain(); /* somebody is in it: it is kept */
+        CHECK(open_descriptors() != before);
+        char events[80];
+        snprintf(events, sizeof events, "%s/cgroup.events", path);
+        CHECK_EQUAL(unlink(events), 0);
+        CHECK_EQUAL(rmdir(path), 0);
+        trees_drain();
+        CHECK_EQUAL(open_descriptors(), before);
+    }
+    close(fd);
+    CHECK_EQUAL(rmdir(folder), 0);
+}
+
+/* What was bounded lower, or met the memory killer, is not handed to the next as if it were new. */
+static void a_cgroup_is_used_again_only_like_new(void)
+{
+    char folder[] = "/tmp/hatchway-test-XXXXXX", path[64], wanted[64];
+    struct tree_limits usual = {1000, 100}, none = {0, 0}, few = {0, 7}, small = {500, 0}, large = {2000, 200};
+    CHECK(mkdtemp(folder));
+    put_text(folder, "memory.events", "oom 0\noom_kill 0\noom_group_kill 0\n");
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    trees_use_cgroups(fd, -1, &usual);
+    struct tree tree;
+    CHECK_EQUAL(tree_take(&tree, &none), 0);
+    snprintf(path, sizeof path, "%s/%u", folder, tree.name);
+    strcpy(wanted, path);
+    put_text(path, "cgroup.events", "populated 0\nfrozen 0\n");
+    put_text(path, "memory.max", "");
+    put_text(path, "pids.max", "");
+    put_text(path, "memory.current", "0\n");
+    put_text(path, "memory.events", "oom_kill 0\n");
+    tree_release(&tree, 0);
+    CHECK_EQUAL(tree_take(&tree, &few), 0); /* processes may be bounded in a used one */
+    snprintf(path, sizeof path, "%s/%u", folder, tree.name);
+    CHECK(strcmp(path, wanted) == 0 && said(path, "pids.max", "7"));
+    put_text(path, "pids.max", "");
+    tree_release(&tree, 0);
+    CHECK(said(path, "pids.max", "100"));
+    CHECK_EQUAL(tree_take(&tree, &large), 0); /* no more than the usual */
+    CHECK(tree.limits.memory == 0 && tree.limits.pids == 0);
+    CHECK(!tree_oom(&tree));
+    put_text(path, "memory.events", "oom_kill 1\n");
+    put_text(folder, "memory.events", "oom_kill 1\n");
+    CHECK(tree_oom(&tree));
+    tree_release(&tree, 0);
+    CHECK_EQUAL(tree_take(&tree, &none), 0);
+    snprintf(path, sizeof path, "%s/%u", folder, tree.name);
+    CHECK(strcmp(path, wanted) != 0);
+    put_text(path, "cgroup.events", "populated 0\nfrozen 0\n");
+    put_text(path, "memory.current", "501\n"); /* half of it is taken by what its processes left */
+    tree_release(&tree, 0);
+    CHECK_EQUAL(tree_take(&tree, &none), 0);
+    snprintf(wanted, sizeof wanted, "%s/%u", folder, tree.name);
+    CHECK(strcmp(path, wanted) != 0);
+    put_text(wanted, "cgroup.events", "populated 0\nfrozen 0\n");
+    tree_release(&tree, 0);
+    CHECK(tree_take(&tree, &small) < 0); /* it gets a new one, and its own bound cannot be set here: the start must fail */
+    close(tree.cgroup_fd);
+    close(fd);
+    char command[96];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK_EQUAL(system(command), 0);
+}
+
+/* The port's kernel buffers may be had no more for a moment: no edge tells when they can. */
+static void a_port_without_memory_is_tried_again(void)
+{
+    static uint8_t frame[FRAME_MAX], got[4096];
+    int pair[2];
+    CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair), 0);
+    CHECK(channel_use_port(pair[0]));
+    poor_fd = pair[0];
+    poor_times = 3;
+    struct field_writer writer = {frame + FRAME_HEADER, frame + sizeof frame - FRAME_TRAILER, false};
+    write_u32(&writer, F_VERSION, HW_VERSION);
+    write_bytes(&writer, F_NONCE, got, 16);
+    size_t length = frame_finish(frame, T_HELLO, 0, 0, (uint32_t)(writer.at - frame - FRAME_HEADER));
+    CHECK_EQUAL(write(pair[1], frame, length), (ssize_t)length);
+    ssize_t n = -1;
+    for (int turn = 0; turn < 300 && n < 0; turn++) {
+        loop_turn(100);
+        n = read(pair[1], got, sizeof got);
+    }
+    CHECK(n > 0 && memcmp(got, "HWF1", 4) == 0 && got[4] == T_HELLO_ACK);
+    CHECK_EQUAL(poor_times, 0);
+    poor_fd = -1;
+}
+
 int main(void)
 {
     int fd;
@@ -113,5 +251,8 @@ int main(void)
     CHECK(agent.root_fd >= 0 && agent.null_fd >= 0 && loop_open() && procs_open());
     RUN(a_cgroup_that_cannot_be_made_costs_no_descriptor);
     RUN(a_signal_reaches_all_of_a_large_cgroup);
+    RUN(a_cgroup_that_was_removed_is_forgotten);
+    RUN(a_cgroup_is_used_again_only_like_new);
+    RUN(a_port_without_memory_is_tried_again);
     return 0;
 }

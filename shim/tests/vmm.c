@@ -1,5 +1,5 @@
-/* A stand-in for a VMM that tries what a hostile one would. It serves descriptor 10, a listening stream socket: a line in,
- * a line out. Numbers are decimal. */
+/* A stand-in for a VMM that tries what a hostile one would. It serves descriptor 10, a listening stream socket, or with the
+ * argument `paths` /tmp/api.sock: a line in, a line out. Numbers are decimal. */
 #include "../kernel.h"
 
 #include <dirent.h>
@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -20,6 +21,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/un.h>
 
 static char out[8192];
 static unsigned char *memory;
@@ -139,6 +141,15 @@ static long attempt(const char *what, const char *path)
 	return -1;
 }
 
+/* The last octets of a page that has nothing behind it: a path that does not end. */
+static char *end_of_memory(void)
+{
+	char *two = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	munmap(two + 4096, 4096);
+	memcpy(two + 4096 - 12, "/hatchway/20", 12);
+	return two + 4096 - 12;
+}
+
 static void obey(char *line)
 {
 	char verb[32] = "", first[256] = "", second[256] = "";
@@ -157,7 +168,23 @@ static void obey(char *line)
 		interfaces();
 	else if (!strcmp(verb, "try"))
 		result(attempt(first, second));
-	else if (!strcmp(verb, "getenv"))
+	else if (!strcmp(verb, "size")) { /* path */
+		struct stat found;
+		result(stat(first, &found) == 0 ? (long)found.st_size : -1);
+	} else if (!strcmp(verb, "badopen")) /* an address that is not mapped, and one at the end of what is */
+		result(syscall(SYS_openat, AT_FDCWD, a ? (void *)a : end_of_memory(), O_RDONLY));
+	else if (!strcmp(verb, "tun")) { /* descriptor of /dev/net/tun, name */
+		struct ifreq request = {.ifr_flags = 0x5002};
+		snprintf(request.ifr_name, sizeof request.ifr_name, "%.15s", second);
+		result(ioctl((int)a, 0x400454ca, &request));
+	} else if (!strcmp(verb, "link")) /* to, path */
+		result(unlink(second) < 0 ? -1 : symlink(first, second));
+	else if (!strcmp(verb, "console")) { /* KiB of standard output */
+		for (long i = 0; i < a * 16; i++)
+			fprintf(stdout, "%063ld\n", i);
+		fflush(stdout);
+		say("ok");
+	} else if (!strcmp(verb, "getenv"))
 		say(getenv(first) ? getenv(first) : "unset");
 	else if (!strcmp(verb, "write")) /* descriptor */
 		result(write((int)a, "x", 1));
@@ -225,8 +252,15 @@ int main(int argc, char **argv)
 		fprintf(stderr, "no such machine\n");
 		return 3;
 	}
+	int listener = 10;
+	if (argc > 1 && !strcmp(argv[1], "paths")) {
+		struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "/tmp/api.sock"};
+		listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		if (bind(listener, (struct sockaddr *)&address, sizeof address) < 0 || listen(listener, 8) < 0)
+			return 1;
+	}
 	for (;;) {
-		int client = accept4(10, NULL, NULL, SOCK_CLOEXEC);
+		int client = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 		if (client < 0)
 			return 1;
 		FILE *in = fdopen(client, "r");

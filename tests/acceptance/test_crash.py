@@ -120,14 +120,18 @@ def test_a_killed_vm_is_failed_and_can_be_started_on_its_disk(service: Service) 
         assert sandbox.run(["cat", "/home/user/file"]).stdout == "kept\n"
 
 
-def test_a_guest_that_powers_off_is_stopped(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("request_", "cause"),
+    [("o", "guest_power_off"), ("b", "guest_reset"), ("c", "guest_reset")],
+    ids=["power-off", "reboot", "panic"],
+)
+def test_a_guest_that_powers_off_is_stopped(service: Service, request_: str, cause: str) -> None:
     with service.client() as hatchway, hatchway.sandboxes.create() as sandbox:
-        sandbox.start(["sudo", "sh", "-c", "echo o > /proc/sysrq-trigger"]).close()
-        session = sandbox.start(["sudo", "sh", "-c", "sync; echo o > /proc/sysrq-trigger; sleep 60"])
+        session = sandbox.start(["sudo", "sh", "-c", f"sync; echo {request_} > /proc/sysrq-trigger; sleep 60"])
         list(session)
         wait_for(lambda: sandbox.refresh().state in ("stopped", "failed"), what="the end is noticed")
         info = sandbox.refresh()
-        assert (info.state, info.cause) == ("stopped", "guest_power_off")
+        assert (info.state, info.cause) == ("stopped", cause)
 
 
 def test_a_killed_supervisor_leaves_the_sandboxes_running(service: Service) -> None:

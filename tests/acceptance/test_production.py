@@ -53,6 +53,9 @@ class Production(Service):
             (self.data_dir.parent / path.name).chmod(0o600)
         self.environ["HATCHWAY_CA_FILE"] = str(authority.ca)
 
+    def client(self) -> Hatchway:
+        return Hatchway(self.url, self.key, ca_file=str(self.authority.ca))
+
     def up(self) -> "subprocess.CompletedProcess[bytes]":
         config = str(self.data_dir.parent / "hatchway.toml")
         arguments = ("up", "--data-dir", str(self.data_dir), "--config", config, "--detach")
@@ -101,16 +104,15 @@ def test_plain_http_is_not_answered(production: Production) -> None:
         httpx.get(production.url.replace("https", "http") + "/healthz")
 
 
-def test_a_certificate_of_another_authority_is_not_trusted(
-    production: Production, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HATCHWAY_CA_FILE", str(Authority(tmp_path, "others").ca))
-    with Hatchway(production.url, production.key) as client, pytest.raises(ConnectionFailed) as refused:
+def test_a_certificate_of_another_authority_is_not_trusted(production: Production, tmp_path: Path) -> None:
+    others = str(Authority(tmp_path, "others").ca)
+    with Hatchway(production.url, production.key, ca_file=others) as client, pytest.raises(ConnectionFailed) as refused:
         list(client.sandboxes.list())
     assert refused.value.code == "not_trusted"
     assert "HATCHWAY_CA_FILE" in refused.value.remedy
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_old_versions_of_tls_are_refused(production: Production) -> None:
     context = ssl.create_default_context(cafile=str(production.authority.ca))
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
@@ -187,6 +189,25 @@ def test_a_development_folder_becomes_one_of_production_only_without_its_keys(
         assert (refused.returncode, "production_folder" in refused.stderr) == (1, True), refused.stderr
     finally:
         hatchway("down", *folder)
+
+
+def test_what_a_killed_service_left_is_ended_without_its_settings(production: Production) -> None:
+    """The last one here: the service is down afterwards."""
+    with production.client() as client:
+        client.sandboxes.create()
+    assert any((production.data_dir / "run" / "vm").iterdir())
+    killed = pid(production)
+    os.kill(killed, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{killed}").exists() and "State:\tZ" not in Path(f"/proc/{killed}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (production.data_dir / "hatchway.toml").write_text("nonsense")
+    down = production.run("down", "--data-dir", str(production.data_dir))
+    assert down.returncode == 0, down.stderr.decode()
+    assert b"left aside" in down.stderr
+    assert not any((production.data_dir / "run" / "vm").iterdir())
+    (production.data_dir / "hatchway.toml").unlink()
 
 
 def pid(service: Service) -> int:

@@ -1,11 +1,13 @@
 """Fixtures of the data plane's tests: the guest agent built for the host, and planes around it."""
 
+import contextlib
 import fcntl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from dataplane_harness import Plane
 
 ROOT = Path(__file__).parents[2]
@@ -27,25 +29,48 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Opener = Callable[..., Awaitable[Plane]]
 
 
-@pytest.fixture
-async def opened(tmp_path: Path, agent: Path) -> AsyncIterator[Opener]:
-    """Makes planes with settings of their own."""
+@contextlib.asynccontextmanager
+async def opening(folder: Path, agent: Path) -> AsyncIterator[Opener]:
+    """What makes planes in a folder, and ends them."""
     planes: list[Plane] = []
 
     async def make(**settings: object) -> Plane:
-        folder = tmp_path / f"plane{len(planes)}"
-        folder.mkdir(exist_ok=True)
-        plane = Plane(folder, agent, **settings)
+        own = folder / f"plane{len(planes)}"
+        own.mkdir(exist_ok=True)
+        plane = Plane(own, agent, **settings)
         planes.append(plane)
         plane.start_agent()
         await plane.start_node()
         return plane
 
-    yield make
-    for plane in planes:
-        await plane.stop()
+    try:
+        yield make
+    finally:
+        for plane in planes:
+            await plane.stop()
+
+
+@pytest.fixture
+async def opened(tmp_path: Path, agent: Path) -> AsyncIterator[Opener]:
+    """Makes planes with settings of their own."""
+    async with opening(tmp_path, agent) as make:
+        yield make
 
 
 @pytest.fixture
 async def plane(opened: Opener) -> Plane:
+    """A plane of the test's own."""
     return await opened()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_opened(tmp_path_factory: pytest.TempPathFactory, agent: Path) -> AsyncIterator[Opener]:
+    """Makes planes that live as long as the module's tests run (in one event loop)."""
+    async with opening(tmp_path_factory.mktemp("planes"), agent) as make:
+        yield make
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_plane(module_opened: Opener) -> Plane:
+    """A plane that the module's tests share, and leave as they found it."""
+    return await module_opened()

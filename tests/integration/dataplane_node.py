@@ -89,9 +89,11 @@ class Node:
     async def run(self) -> None:
         """Serves until standard input ends."""
         sock = socket.socket(fileno=int(str(self.settings["listen_fd"])))
-        self.server = DataPlaneServer(
-            make_app(self.sessions, self.tokens, self, limits=self.plane, file_limits=self.files), [sock]
+        domains = msgspec.convert(self.settings.get("port_domains", ["localhost"]), tuple[str, ...])
+        app = make_app(
+            self.sessions, self.tokens, self, limits=self.plane, file_limits=self.files, port_domains=domains
         )
+        self.server = DataPlaneServer(app, [sock])
         await self.server.start()
         reader = asyncio.StreamReader(limit=2**24)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

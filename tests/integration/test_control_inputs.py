@@ -84,6 +84,53 @@ async def test_isolation_that_is_not_there_is_refused(service: Service) -> None:
     assert problem["allowed"] == ["emulated"]
 
 
+async def test_what_a_project_requires_holds_for_all_its_sandboxes(service: Service, node: NodeDouble) -> None:
+    async def create(**more: Any) -> httpx.Response:
+        return await service.http.post(
+            "/v1/sandboxes", json={"template": "seed", **more}, headers={"prefer": "wait=20"}
+        )
+
+    stopped = (await create()).json()["sandbox"]["id"]
+    paused = (await create()).json()["sandbox"]["id"]
+    await service.http.post(f"/v1/sandboxes/{stopped}/stop", headers={"prefer": "wait=20"})
+    await service.http.post(f"/v1/sandboxes/{paused}/pause", headers={"prefer": "wait=20"})
+    changed = await service.http.patch("/v1/projects/default", json={"require_isolation": "hardware"})
+    assert changed.json()["project"]["require_isolation"] == "hardware"
+    for more in ({}, {"require_isolation": "hardware"}):
+        assert check(await create(**more), 422, "isolation_unavailable")["field"] == "require_isolation"
+    problem = check(await create(require_isolation="emulated"), 422, "isolation_unavailable")
+    assert problem["allowed"] == ["hardware"]
+    for verb in ("start", "wake"):
+        answer = await service.http.post(f"/v1/sandboxes/{stopped}/{verb}", headers={"prefer": "wait=20"})
+        assert answer.json()["operation"]["error"]["code"] == "isolation_unavailable"
+        assert answer.json()["sandbox"]["state"] == "stopped"
+    # What runs, or is only paused, goes on.
+    answer = await service.http.post(f"/v1/sandboxes/{paused}/wake", headers={"prefer": "wait=20"})
+    assert answer.json()["sandbox"]["state"] == "running"
+    await service.http.patch("/v1/projects/default", json={"require_isolation": None})
+    answer = await service.http.post(f"/v1/sandboxes/{stopped}/start", headers={"prefer": "wait=20"})
+    assert answer.json()["sandbox"]["state"] == "running"
+
+
+async def test_what_a_sandbox_requires_is_held_to_at_every_start(service: Service, node: NodeDouble) -> None:
+    made = await service.create(require_isolation="emulated")
+    await service.http.post(f"/v1/sandboxes/{made['id']}/stop", headers={"prefer": "wait=20"})
+    await node.die()
+    node.isolation = "hardware"  # another accelerator after a change of the host
+    await node.start()
+    answer = await service.http.post(f"/v1/sandboxes/{made['id']}/start", headers={"prefer": "wait=20"})
+    assert answer.json()["operation"]["error"]["code"] == "isolation_unavailable"
+    assert answer.json()["sandbox"]["state"] == "stopped"
+
+
+async def test_another_project_is_unknown_and_changes_need_admin(service: Service) -> None:
+    check(await service.http.get("/v1/projects/other"), 404, "unknown_project")
+    check(await service.http.patch("/v1/projects/other", json={}), 404, "unknown_project")
+    assert (await service.http.patch("/v1/projects/default", json={})).json()["project"]["require_isolation"] is None
+    shown = await service.http.get("/v1/projects/default")
+    assert [shown.json()["project"]] == (await service.http.get("/v1/projects")).json()["projects"]
+
+
 @pytest.mark.parametrize(
     "octets",
     [
@@ -97,10 +144,7 @@ async def test_isolation_that_is_not_there_is_refused(service: Service) -> None:
 )
 async def test_a_body_that_is_no_json_is_refused(service: Service, octets: bytes) -> None:
     answer = await service.http.post("/v1/sandboxes", content=octets)
-    if octets == b"":
-        check(answer, 422, "missing_field")
-    else:
-        check(answer, 400, "invalid_json")
+    check(answer, 400, "invalid_json" if octets else "body_missing")
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", "json", ""])

@@ -48,12 +48,15 @@ class Screen:
         else:
             self.events.append(json.loads(message))
 
+    async def _read_on(self) -> None:
+        while True:
+            await self.read()
+
     async def closed(self) -> tuple[int, str]:
         """Reads to the end; code and reason of the close frame."""
         async with asyncio.timeout(WITHIN):
             with pytest.raises(ConnectionClosed) as end:
-                while True:
-                    await self.read()
+                await self._read_on()
         assert end.value.rcvd is not None
         return end.value.rcvd.code, end.value.rcvd.reason
 

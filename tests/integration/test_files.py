@@ -113,20 +113,20 @@ async def until_one_runs(plane: Plane) -> None:
 # -- content
 
 
-@pytest.mark.parametrize("size", [0, 1, 18_432, 18_433, 65_536, 1_000_003])
-async def test_what_was_uploaded_is_downloaded(files: Client, size: int) -> None:
-    octets = random.Random(size).randbytes(size)
-    path = files.folder / "file"
-    done = ok(await files.put("content", octets, path=path), 201)
-    assert (done["created"], done["entry"]["size"], done["entry"]["type"]) == (True, size, "file")
-    assert path.read_bytes() == octets
-    answer = await files.get("content", path=path)
-    assert ok(answer) == octets
-    assert answer.headers["content-length"] == str(size)
-    assert answer.headers["hatchway-mode"] == "0644"
-    assert answer.headers["last-modified"].endswith(" GMT")
-    head = await files.ask("HEAD", "content", params={"path": str(path)})
-    assert (head.status_code, head.headers["content-length"], head.content) == (200, str(size), b"")
+async def test_what_was_uploaded_is_downloaded(files: Client) -> None:
+    for size in (0, 1, 18_432, 18_433, 65_536, 1_000_003):
+        octets = random.Random(size).randbytes(size)
+        path = files.folder / f"file-{size}"
+        done = ok(await files.put("content", octets, path=path), 201)
+        assert (done["created"], done["entry"]["size"], done["entry"]["type"]) == (True, size, "file")
+        assert path.read_bytes() == octets
+        answer = await files.get("content", path=path)
+        assert ok(answer) == octets
+        assert answer.headers["content-length"] == str(size)
+        assert answer.headers["hatchway-mode"] == "0644"
+        assert answer.headers["last-modified"].endswith(" GMT")
+        head = await files.ask("HEAD", "content", params={"path": str(path)})
+        assert (head.status_code, head.headers["content-length"], head.content) == (200, str(size), b"")
     await until_none_runs(files.plane)
 
 
@@ -139,37 +139,37 @@ async def test_an_upload_replaces_and_keeps_mode_or_takes_the_one_that_is_given(
     assert ok(await files.put("content", b"three", path=path, mode="0755"))["entry"]["mode"] == 0o755
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "part"),
-    [
-        ("bytes=0-0", 206, slice(0, 1)),
-        ("bytes=10-19", 206, slice(10, 20)),
-        ("bytes=990-", 206, slice(990, 1000)),
-        ("bytes=990-5000", 206, slice(990, 1000)),
-        ("bytes=-7", 206, slice(993, 1000)),
-        ("bytes=-5000", 206, slice(0, 1000)),
-        ("bytes=0-1,5-6", 200, slice(0, 1000)),
-        ("bytes=5-4", 200, slice(0, 1000)),
-        ("lines=1-2", 200, slice(0, 1000)),
-        ("bytes=x-", 200, slice(0, 1000)),
-        ("bytes=-", 200, slice(0, 1000)),
-        ("bytes=1000-", 416, None),
-        ("bytes=-0", 416, None),
-    ],
-)
-async def test_ranges(files: Client, asked: str, status: int, part: slice | None) -> None:
+RANGES: list[tuple[str, int, slice | None]] = [
+    ("bytes=0-0", 206, slice(0, 1)),
+    ("bytes=10-19", 206, slice(10, 20)),
+    ("bytes=990-", 206, slice(990, 1000)),
+    ("bytes=990-5000", 206, slice(990, 1000)),
+    ("bytes=-7", 206, slice(993, 1000)),
+    ("bytes=-5000", 206, slice(0, 1000)),
+    ("bytes=0-1,5-6", 200, slice(0, 1000)),
+    ("bytes=5-4", 200, slice(0, 1000)),
+    ("lines=1-2", 200, slice(0, 1000)),
+    ("bytes=x-", 200, slice(0, 1000)),
+    ("bytes=-", 200, slice(0, 1000)),
+    ("bytes=1000-", 416, None),
+    ("bytes=-0", 416, None),
+]
+
+
+async def test_ranges(files: Client) -> None:
     octets = random.Random(3).randbytes(1000)
     path = files.folder / "file"
     path.write_bytes(octets)
-    answer = await files.get("content", path=path, headers={"range": asked})
-    if part is None:
-        assert check(answer, status, "range_unsatisfiable")["size"] == 1000
-        assert answer.headers["content-range"] == "bytes */1000"
-        return
-    assert ok(answer, status) == octets[part]
-    if status == 206:
-        assert answer.headers["content-range"] == f"bytes {part.start}-{part.stop - 1}/1000"
-    assert answer.headers["content-length"] == str(part.stop - part.start)
+    for asked, status, part in RANGES:
+        answer = await files.get("content", path=path, headers={"range": asked})
+        if part is None:
+            assert check(answer, status, "range_unsatisfiable")["size"] == 1000
+            assert answer.headers["content-range"] == "bytes */1000"
+            continue
+        assert ok(answer, status) == octets[part], asked
+        if status == 206:
+            assert answer.headers["content-range"] == f"bytes {part.start}-{part.stop - 1}/1000"
+        assert answer.headers["content-length"] == str(part.stop - part.start)
 
 
 async def test_a_range_with_a_condition_is_the_whole_file(files: Client) -> None:
@@ -216,13 +216,11 @@ async def test_an_upload_in_chunks_has_no_length_and_is_whole(files: Client) -> 
     assert (files.folder / "file").read_bytes() == octets
 
 
-@pytest.mark.parametrize(
-    "parameter", ["mode=8", "mode=10000", "mode=", "mode=-1", "parents=2", "parents=yes", "user=a%20b", "user="]
-)
-async def test_wrong_parameters_are_named(files: Client, parameter: str) -> None:
-    url = f"{files.url('content')}?path=/x&{parameter}"
-    answer = await files.plane.client.put(url, headers=files.headers, content=b"")
-    assert check(answer, 422, "invalid_field")["field"] == parameter.partition("=")[0]
+async def test_wrong_parameters_are_named(files: Client) -> None:
+    for parameter in ("mode=8", "mode=10000", "mode=", "mode=-1", "parents=2", "parents=yes", "user=a%20b", "user="):
+        url = f"{files.url('content')}?path=/x&{parameter}"
+        answer = await files.plane.client.put(url, headers=files.headers, content=b"")
+        assert check(answer, 422, "invalid_field")["field"] == parameter.partition("=")[0]
 
 
 async def test_unknown_and_repeated_parameters_are_refused(files: Client) -> None:
@@ -546,6 +544,32 @@ async def test_operations_of_one_sandbox_are_bounded(opened: Opener, tmp_path: P
     await until_none_runs(files.plane)
     async with asyncio.timeout(WITHIN), watching(files, path=tmp_path):
         pass
+
+
+async def test_operations_of_all_sandboxes_are_bounded(opened: Opener, tmp_path: Path) -> None:
+    files = Client(await opened(files={"per_node": 1}), tmp_path)
+    async with asyncio.timeout(WITHIN), watching(files, path=tmp_path):
+        check(await files.get("stat", path=tmp_path), 429, "too_many_file_operations")
+    await until_none_runs(files.plane)
+    async with asyncio.timeout(WITHIN):
+        while (await files.get("stat", path=tmp_path)).status_code != 200:
+            pass
+
+
+async def test_a_token_that_ends_cuts_what_it_opened_off(files: Client) -> None:
+    path = files.folder / "large"
+    with path.open("wb") as file:
+        file.truncate(300 * 2**20)
+    async with files.plane.client.stream(
+        "GET", files.url("content"), headers=files.headers, params={"path": str(path)}
+    ) as response:
+        pieces = response.aiter_raw()
+        await anext(pieces)
+        await files.plane.tell("generation", 2)
+        with pytest.raises(httpx.RemoteProtocolError):
+            async for _ in pieces:
+                pass
+    await until_none_runs(files.plane)
 
 
 async def test_a_slow_client_costs_no_memory_and_a_client_that_goes_ends_the_program(files: Client) -> None:

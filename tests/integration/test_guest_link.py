@@ -7,7 +7,9 @@ import hashlib
 import itertools
 import random
 import re
+import select
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -410,3 +412,28 @@ async def test_a_dead_agent_is_not_the_end_until_the_vm_is(agent: Agent) -> None
     agent.vm_ended.set()
     with pytest.raises(LinkLost, match="the virtual machine ended"):
         await link.ping()
+
+
+async def test_a_port_that_answers_nobody_holds_up_no_session(link: Link) -> None:
+    with socket.socket() as listening, contextlib.ExitStack() as taken:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        address = listening.getsockname()
+        while True:  # until the listener's queue is full
+            probe = taken.enter_context(socket.socket())
+            probe.setblocking(False)
+            probe.connect_ex(address)
+            if not select.select([], [probe], [], 0.5)[1]:
+                break
+        dials = [asyncio.create_task(link.dial(address[1])) for _ in range(40)]
+        try:
+            await link.ping()  # behind the first of them
+            sink = Recorder()
+            assert await link.spawn(spawn_of("echo", "well"), sink)
+            await sink.end()
+            assert sink.out == b"well\n"
+            assert not any(task.done() for task in dials)  # it waited for none of them
+        finally:
+            for task in dials:
+                task.cancel()
+            await asyncio.gather(*dials, return_exceptions=True)

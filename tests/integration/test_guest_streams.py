@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -204,12 +205,9 @@ async def test_a_connection_has_two_directions_that_end_apart(guest: ScriptedGue
         assert received[2][16:] == b"still here"
         end.send(FrameType.INPUT_ACK, number, (Tag.STDIN_OFFSET, 10), (Tag.LIMIT, 65536))
         await asyncio.wait_for(writing, WITHIN)
-        ending = asyncio.create_task(stream.write_eof())
+        await asyncio.wait_for(stream.write_eof(), WITHIN)
         received = await end.read()
         assert (received[0], received[2][0]) == (FrameType.INPUT, 1)
-        request, _ = await end.expect(FrameType.PING)
-        end.answer(request)
-        await asyncio.wait_for(ending, WITHIN)
         end.proc(number, key, state=3, out=5, stdin=10)
         assert (await asyncio.wait_for(stream.wait(), WITHIN)).state is ProcessState.CLOSED
         with pytest.raises(GuestError) as refused:
@@ -328,6 +326,62 @@ async def test_metrics_say_what_is_known(guest: ScriptedGuest) -> None:
         assert await asking == GuestMetrics(cpus=2, memory_total_kib=1000, load1_milli=250)
 
 
+async def _inputs(end: GuestEnd, upto: int, credit: int = 65_536) -> tuple[bytes, bool]:
+    """Takes INPUT up to so many octets, giving credit as it comes; returns them, and whether the end came with them."""
+    got = bytearray()
+    ended = False
+    while len(got) < upto:
+        kind, number, payload, _ = await end.read()
+        assert kind == FrameType.INPUT
+        assert int.from_bytes(payload[8:16], "little") == len(got)
+        got += payload[16:]
+        ended = ended or bool(payload[0])
+        end.send(FrameType.INPUT_ACK, number, (Tag.STDIN_OFFSET, len(got)), (Tag.LIMIT, credit))
+    return bytes(got), ended
+
+
+async def test_writes_run_ahead_by_a_window_and_the_end_comes_behind_them(guest: ScriptedGuest) -> None:
+    octets = random.Random(8).randbytes(3 * WINDOW)
+    async with guest.linked() as (link, end):
+        stream, _, _ = await _program(link, end, stdin=True)
+        await asyncio.wait_for(stream.write(octets[:WINDOW]), WITHIN)  # nobody took anything yet
+        writing = asyncio.create_task(stream.write(octets[WINDOW : 2 * WINDOW]))
+        await asyncio.sleep(0)
+        assert not writing.done()
+        writing.cancel()  # what it was given is on its way all the same
+        with contextlib.suppress(asyncio.CancelledError):
+            await writing
+        taking = asyncio.create_task(_inputs(end, len(octets)))
+        await asyncio.wait_for(stream.write(octets[2 * WINDOW :]), WITHIN)
+        await asyncio.wait_for(stream.write_eof(), WITHIN)
+        got, ended = await taking
+        if not ended:
+            kind, _, payload, _ = await end.read()
+            ended = (kind, payload[0], len(payload)) == (FrameType.INPUT, 1, 16)
+        assert (got == octets, ended) == (True, True)
+        with pytest.raises(GuestError) as refused:
+            await stream.write(b"more")
+        assert refused.value.errno == errno.EPIPE
+
+
+async def test_what_was_written_and_not_taken_is_sent_again_after_a_reconnection(guest: ScriptedGuest) -> None:
+    octets = random.Random(9).randbytes(100_000)
+    async with guest.linked() as (link, end):
+        stream, number, key = await _program(link, end, stdin=True)
+        await stream.write(octets)
+        ending = asyncio.create_task(stream.write_eof())
+        kind, _, payload, _ = await end.read()
+        assert (kind, len(payload) - 16) == (FrameType.INPUT, min(65_536, channel.MAX_DATA))
+        end.close()
+        end = await guest.accept()
+        await end.greet((number, key))
+        await end.expect(FrameType.OUTPUT_ACK)
+        end.send(FrameType.INPUT_ACK, number, (Tag.STDIN_OFFSET, 0), (Tag.LIMIT, 200_000))
+        got, ended = await _inputs(end, len(octets))
+        assert (got == octets, ended) == (True, True)
+        await asyncio.wait_for(ending, WITHIN)
+
+
 class _Nothing:
     def stored(self) -> tuple[int, int]:
         return 0, 0
@@ -340,29 +394,3 @@ class _Nothing:
 
     def gone(self, reason: str) -> None:
         pass
-
-
-async def test_the_end_can_be_written_behind_a_write_that_was_cancelled(guest: ScriptedGuest) -> None:
-    async with guest.linked() as (link, end):
-        stream, number, _ = await _program(link, end, stdin=True)
-        writing = asyncio.create_task(stream.write(bytes(200_000)))
-        sent = 0
-        while sent < 65536:
-            kind, _, payload, _ = await end.read()
-            assert kind == FrameType.INPUT
-            sent += len(payload) - 16
-        writing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await writing
-        ending = asyncio.create_task(stream.write_eof())
-        kind, stream_id, payload, _ = await end.read()
-        assert (kind, stream_id, payload[0], int.from_bytes(payload[8:16], "little")) == (
-            FrameType.INPUT,
-            number,
-            1,
-            65536,
-        )
-        end.send(FrameType.INPUT_ACK, number, (Tag.STDIN_OFFSET, 65536), (Tag.LIMIT, 65536))
-        request, _ = await end.expect(FrameType.PING)
-        end.answer(request)
-        await asyncio.wait_for(ending, WITHIN)

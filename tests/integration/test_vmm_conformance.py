@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from vmm_harness import DRIVERS, SHAPE, WITHIN_S, Ground, Stand, standing
+from vmm_harness import DRIVERS, SHAPE, WITHIN_S, Ground, Stand, lack_of_guests, standing
 
 from hatchway.domain.lifecycle import Cause, State
 from hatchway.domain.shapes import Shape
@@ -46,7 +46,15 @@ def driver_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def baked(ground: Ground, driver_name: str) -> Baked:
+def guests(ground: Ground, driver_name: str) -> None:
+    """For what is about a guest that runs; test_firecracker.py shows the rest where none does."""
+    lack = asyncio.run(lack_of_guests(ground, driver_name))
+    if lack is not None:
+        pytest.skip(f"NOT SHOWN HERE: this promise with {driver_name} and a running guest. {lack}")
+
+
+@pytest.fixture(scope="session")
+def baked(ground: Ground, driver_name: str, guests: None) -> Baked:
     async def bake() -> Baked:
         async with standing(ground, driver_name) as stand:
             return await stand.bake(driver_name)
@@ -97,7 +105,7 @@ async def test_a_vmm_beyond_its_memory_is_known_to_have_run_out_of_it(stand: Sta
 # -- starting
 
 
-async def test_a_cold_boot_ends_with_an_agent_that_answers(stand: Stand) -> None:
+async def test_a_cold_boot_ends_with_an_agent_that_answers(stand: Stand, guests: None) -> None:
     guest = await stand.booted(stand.spec(shape=Shape(vcpus=2, memory_mib=384, disk_mib=640)))
     assert await guest.sh("nproc") == "2"
     total = int((await guest.sh("grep MemTotal /proc/meminfo")).split()[1])
@@ -129,7 +137,7 @@ async def test_the_vmm_has_no_privilege_and_sees_only_its_own_files(stand: Stand
         flags = int(re.search(r"flags:\t(\d+)", Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text())[1], 8)  # type: ignore[index]
         if flags & os.O_ACCMODE != os.O_RDONLY and os.path.isfile(fd):
             writable.add(Path(os.readlink(fd)).name)
-    assert writable == {"upper.qcow2"}
+    assert writable == {"upper.raw" if stand.driver.name == "firecracker" else "upper.qcow2"}
 
 
 async def test_restored_machines_share_nothing_and_leave_the_bake_as_it_was(stand: Stand, baked: Baked) -> None:
@@ -223,7 +231,8 @@ async def test_a_full_host_disk_is_the_guests_error_and_no_end(stand: Stand, bak
         await guest.link.ping()
     info = await guest.vm.info()
     assert info.status == "running"
-    assert int(str(info.details["disk_errors"])) > 0
+    if stand.driver.name == "qemu":  # Firecracker tells the guest alone
+        assert int(str(info.details["disk_errors"])) > 0
 
 
 # -- ending
@@ -411,7 +420,7 @@ async def test_no_room_for_the_disk_is_enospc_and_leaves_nothing(stand: Stand, b
 async def test_a_kernel_that_is_none_is_the_vmms_own_error(stand: Stand, tmp_path: Path) -> None:
     (tmp_path / "kernel").write_bytes(b"this is no kernel" * 100)
     spec = stand.spec(boot=replace(stand.ground.boot, kernel=tmp_path / "kernel"))
-    with pytest.raises(VmmDied, match="kernel"):
+    with pytest.raises(VmmError, match="kernel"):
         await stand.driver.start(spec)
     assert await stand.left() == []
 

@@ -16,11 +16,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tests.support.firecracker import binaries
+
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import MIN_DISK_MIB, Shape
 from hatchway.node.guest.link import connect
 from hatchway.node.guest.seam import GuestLink, Proc, ProcessState, Setup, Spawn
 from hatchway.node.images.seed import build_seed
+from hatchway.node.vmm import firecracker_install, firecracker_probe
+from hatchway.node.vmm.firecracker import FirecrackerDriver
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import Baked, BootFiles, Driver, Vm, VmSpec
@@ -239,8 +243,27 @@ async def _qemu(stand: Stand) -> Driver:
     )
 
 
-DRIVERS = {"qemu": _qemu}
+async def _firecracker(stand: Stand) -> Driver:
+    return await FirecrackerDriver.create(
+        launcher=stand.launcher,
+        run_dir=stand.run_dir,
+        folder=stand.ground.top / "vmm",
+        binary=binaries() / "firecracker",
+    )
+
+
+DRIVERS = {"firecracker": _firecracker, "qemu": _qemu}
 """Every driver that must pass the conformance suite: name → how a node makes it."""
+
+
+async def lack_of_guests(ground: Ground, driver_name: str) -> str | None:
+    """Why no guest comes up with a driver on this host, as the probe finds; None where they do."""
+    if driver_name != "firecracker":
+        return None
+    installed = firecracker_install.find(binaries() / "firecracker")
+    verdict = await firecracker_probe.verdict(installed, ground.top, ground.boot.kernel)
+    assert verdict is not None
+    return None if verdict.works else verdict.detail
 
 
 @contextlib.asynccontextmanager

@@ -3,11 +3,17 @@
 import contextlib
 import json
 import os
+import re
+import shutil
 import subprocess
-from collections.abc import Iterator
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import pytest
 
 GUEST = Path(__file__).parents[2] / "guest"
 MAX_LINE = 32 * 1024
@@ -16,10 +22,10 @@ ENVIRONMENT = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
 """A search for leaks at the end of a program that ends anyway takes longer than the program."""
 
 
-def build(folder: Path) -> Path:
-    """Builds the program under sanitizers; the folder that holds `files` and `files-named` (for file systems without nameless files)."""
+def build(folder: Path, name: str = "files") -> Path:
+    """Builds the program under sanitizers. `files-named` is it on a file system that has no files without a name."""
     done = subprocess.run(
-        ["make", "-s", "-C", str(GUEST), "files", f"OUT={folder}"],
+        ["make", "-s", "-C", str(GUEST), f"{folder}/test/{name}", f"OUT={folder}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -27,7 +33,7 @@ def build(folder: Path) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    return folder / "test"
+    return folder / "test" / name
 
 
 @dataclass
@@ -168,3 +174,86 @@ class Run:
         said = dict(json.loads(self.process.stderr.readline()))
         self.process.wait(timeout=60)
         return said
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes users")
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[Path]:
+    """The program, where another user may run it."""
+    folder = Path(tempfile.mkdtemp(prefix="hw-files-"))
+    try:
+        folder.chmod(0o755)
+        yield build(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program without sanitizers, whose own memory hides its."""
+    binary = tmp_path_factory.mktemp("plain") / "files"
+    sources = [GUEST / "tests" / "files_main.c", *(GUEST / "files").glob("*.c")]
+    subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-o", binary, *sources], check=True, timeout=300)
+    return binary
+
+
+def peak(binary: Path, folder: Path, *argv: str, stdin: Path | None = None, stdout: Path | None = None) -> int:
+    """KiB of memory that a run had at most. Its ends are pipes, as they are in a guest."""
+    with tempfile.NamedTemporaryFile() as said:
+        script = 'cat "$1" | (shift 2; "$@") | cat >"$2"'
+        subprocess.run(
+            ["sh", "-c", script, "sh", stdin or "/dev/null", stdout or "/dev/null", binary, *argv],
+            cwd=folder,
+            env=os.environ | {"FILES_PEAK": said.name},
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=300,
+        )
+        peaks = re.findall(r"^VmHWM:\s+(\d+) kB", Path(said.name).read_text(), re.M)
+    return int(peaks[0])
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="hw-home-"))
+    try:
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def quick() -> Iterator[Path]:
+    """A folder in memory, for tests that make very many entries; where there is none such, on the disk."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="hw-home-", dir=memory))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)  # deeper than Python can go
+
+
+@pytest.fixture
+def files(built: Path, home: Path) -> Files:
+    return Files(built, home)
+
+
+@pytest.fixture
+def nobody(built: Path, home: Path) -> Files:
+    """The program as another user, in a folder of that user's own."""
+    own = home / "nobody"
+    own.mkdir()
+    os.chown(own, NOBODY, NOBODY)
+    return Files(built, own, NOBODY)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what must come."""
+    for _ in range(6000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come to pass within a minute")

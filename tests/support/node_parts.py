@@ -206,7 +206,7 @@ class Baker:
     async def baked(self, release: Any, shape: Shape, progress: Any) -> Any:
         return SimpleNamespace(shape=shape)
 
-    def discard(self, baked: Any) -> None:
+    async def discard(self, baked: Any) -> None:
         """Nothing to do."""
 
     async def recover(self) -> None:
@@ -227,6 +227,7 @@ class Node:
         self.root = root
         self.launcher = Launcher()
         self.links: list[Link] = []
+        self.baker = Baker()
         self.connects: Callable[[], Any] | None = None
         self.boot_id = "boot-1"
         self.room: Any = room or Room()
@@ -251,7 +252,7 @@ class Node:
             driver=driver,
             launcher=driver,
             images=Images(),  # type: ignore[arg-type]
-            baker=Baker(),  # type: ignore[arg-type]
+            baker=self.baker,  # type: ignore[arg-type]
             sessions=self.sessions,  # type: ignore[arg-type]
             events=events,
             capacity=self.room,

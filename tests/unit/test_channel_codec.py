@@ -1,6 +1,7 @@
 """The host's codec of the guest channel: against itself, against damage, and against the guest's codec in C."""
 
 import ctypes
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -286,6 +287,37 @@ def test_a_spawn_of_any_size_is_frames_whose_payloads_joined_are_its_fields(
     assert decoded.number(Tag.TIMEOUT_MS) == 1500
 
 
+LIMITS = (Tag.LIMIT_MEMORY, Tag.LIMIT_CPU_MS, Tag.LIMIT_NOFILE, Tag.LIMIT_PIDS, Tag.LIMIT_FSIZE)
+
+
+@given(st.dictionaries(st.sampled_from(LIMITS), st.integers(0, 2**64 - 1)), st.booleans())
+def test_a_spawn_carries_its_limits_and_says_what_is_builtin(limits: dict[Tag, int], builtin: bool) -> None:
+    octets = channel.encode_spawn(
+        9, number=5, key="k", argv=["files"], env={}, stdin=False, builtin=builtin, limits=limits.items()
+    )
+    (frame,) = FrameReader().feed(octets)
+    decoded = Fields(frame.payload)
+    assert {tag: value for tag in LIMITS if (value := decoded.get_number(tag)) is not None} == limits
+    assert decoded.number(Tag.FLAGS) == (8 if builtin else 0)
+
+
+@given(st.integers(1, 2**31 - 1), st.integers(1, 65_535), st.none() | st.sampled_from(["127.0.0.1", "::1"]))
+def test_a_dial_names_its_connection_port_and_host(number: int, port: int, host: str | None) -> None:
+    (frame,) = FrameReader().feed(channel.encode_dial(3, number=number, key="k", port=port, host=host))
+    assert (frame.type, frame.stream) == (28, 3)
+    decoded = Fields(frame.payload)
+    assert (decoded.number(Tag.SIZE), decoded.number(Tag.PORT), decoded.get_text(Tag.HOST)) == (number, port, host)
+    assert decoded.text(Tag.KEY, channel.MAX_KEY) == "k"
+
+
+@pytest.mark.parametrize(
+    ("number", "key", "port"), [(0, "k", 80), (2**31, "k", 80), (1, "", 80), (1, "k", 0), (1, "k", 65_536)]
+)
+def test_a_dial_beyond_its_bounds_is_refused(number: int, key: str, port: int) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 # each case has a text of its own
+        channel.encode_dial(1, number=number, key=key, port=port)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -479,6 +511,25 @@ def test_both_sides_write_and_read_the_same_fields(
     assert dict(Fields(payload).items()) == {
         tag: Fields(guest.write([(tag, value)])).items()[0][1] for tag, value in sent
     }
+
+
+def test_both_sides_have_the_same_numbers_and_bounds() -> None:
+    """The C side's are in one header; what only one side knows is no protocol."""
+    header = re.sub(r"/\*.*?\*/", "", (GUEST / "proto.h").read_text(), flags=re.DOTALL)
+    numbers = {name: int(value) for name, value in re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)[,\s}]", header)}
+    assert {name[2:]: value for name, value in numbers.items() if name.startswith("T_")} == FrameType.__members__
+    assert {name[2:]: value for name, value in numbers.items() if name.startswith("F_")} == Tag.__members__
+    flags = [numbers[f"SPAWN_{name}"] for name in ("STDIN", "PTY", "MERGE", "BUILTIN")]
+    assert flags == [int(flag) for flag in channel.SpawnFlag]
+    bounds = ("MAX_PROCS", "MAX_BUILTINS", "MAX_CONNECTIONS", "MAX_REQUESTS", "MAX_SPAWN_FRAMES", "MAX_KEY")
+    assert [numbers[name] for name in bounds] == [
+        channel.MAX_PROCESSES,
+        channel.MAX_BUILTINS,
+        channel.MAX_CONNECTIONS,
+        channel.MAX_REQUESTS,
+        channel.MAX_SPAWN_FRAMES,
+        channel.MAX_KEY,
+    ]
 
 
 @given(octets=st.binary(max_size=200))

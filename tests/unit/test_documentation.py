@@ -81,6 +81,22 @@ def test_every_promise_names_tests_that_are_there() -> None:
             assert re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / name).read_text(), re.M), f"{name}::{test}"
 
 
+def test_every_row_of_the_threat_model_names_its_assumption_and_tests() -> None:
+    rows = [line.strip("| ").split(" | ") for line in page("threat-model.md").splitlines() if " → " in line[:60]]
+    rows = [row for row in rows if len(row) > 1]
+    assert len(rows) > 10
+    for row in rows:
+        assert len(row) == 4, row
+        assert all(cell.strip() for cell in row), row
+        assert re.search(r"`[\w/]+\.py::test_\w+`", row[3]), row
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_named_tests_exist(path: Path) -> None:
+    for name, test in re.findall(r"`([\w/]+\.py)::(test_\w+)`", path.read_text()):
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / name).read_text(), re.M), f"{name}::{test}"
+
+
 # -- paths
 
 

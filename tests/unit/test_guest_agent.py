@@ -39,7 +39,7 @@ def test_sandbox_binary_is_static_and_small(tmp_path: Path) -> None:
     """It is copied into every guest's memory."""
     _make("agent", tmp_path, within_s=300)
     binary = tmp_path / "hatchway-agent"
-    assert binary.stat().st_size < 200_000
+    assert binary.stat().st_size < 400_000
     assert os.access(binary, os.X_OK)
     header = binary.read_bytes()[:65536]
     assert header.startswith(b"\x7fELF")

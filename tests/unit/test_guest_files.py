@@ -4,57 +4,18 @@ import base64
 import os
 import random
 import resource
-import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.guest_files import NOBODY, Files, build, parse
+from tests.support.guest_files import NOBODY, Files, build, built, files, home, needs_root, nobody, parse, until
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes users")
-NOT_A_PLACE = (NOBODY, NOBODY)
-
-
-@pytest.fixture(scope="module")
-def binaries() -> Iterator[Path]:
-    """Where another user may run them."""
-    folder = Path(tempfile.mkdtemp(prefix="hw-files-"))
-    try:
-        folder.chmod(0o755)
-        yield build(folder)
-    finally:
-        shutil.rmtree(folder)
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="hw-home-"))
-    try:
-        folder.chmod(0o755)
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-
-
-@pytest.fixture
-def files(binaries: Path, home: Path) -> Files:
-    return Files(binaries / "files", home)
-
-
-@pytest.fixture
-def nobody(binaries: Path, home: Path) -> Files:
-    """The program as another user, in a folder of that user's own."""
-    own = home / "nobody"
-    own.mkdir()
-    os.chown(own, NOBODY, NOBODY)
-    return Files(binaries / "files", own, NOBODY)
+__all__ = ["built", "files", "home", "nobody"]
 
 
 def b64(path: bytes) -> str:
@@ -361,11 +322,16 @@ def test_a_link_of_another_user_in_a_sticky_folder_is_not_followed(files: Files)
     assert (files.home / "victim").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("binary", ["files", "files-named"])
+@pytest.fixture(scope="module")
+def built_named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("named"), "files-named")
+
+
+@pytest.mark.parametrize("program", ["built", "built_named"])
 def test_a_write_killed_at_any_instant_leaves_the_old_file_or_the_new_one(
-    binaries: Path, home: Path, binary: str
+    request: pytest.FixtureRequest, home: Path, program: str
 ) -> None:
-    files = Files(binaries / binary, home)
+    files = Files(request.getfixturevalue(program), home)
     old, new = b"o" * 300_000, b"n" * 400_000
     chance = random.Random(1)
     seen = set()
@@ -392,12 +358,12 @@ def test_a_write_killed_at_any_instant_leaves_the_old_file_or_the_new_one(
     assert [one.name for one in home.iterdir()] == ["f"]
 
 
-def test_an_upload_file_with_a_name_goes_with_its_run_and_others_are_left_alone(binaries: Path, home: Path) -> None:
-    files = Files(binaries / "files-named", home)
+def test_an_upload_file_with_a_name_goes_with_its_run_and_others_are_left_alone(built_named: Path, home: Path) -> None:
+    files = Files(built_named, home)
     living = files.start("write", path="living", stdin=subprocess.PIPE)
     ended = files.start("write", path="ended", stdin=subprocess.PIPE)
     try:
-        _until(lambda: len(list(home.iterdir())) == 2)
+        until(lambda: len(list(home.iterdir())) == 2)
         ended.process.send_signal(signal.SIGTERM)
         ended.process.wait(timeout=60)
         (name,) = [one.name for one in home.iterdir()]
@@ -412,21 +378,13 @@ def test_an_upload_file_with_a_name_goes_with_its_run_and_others_are_left_alone(
         ended.kill()
 
 
-def _until(condition) -> None:  # type: ignore[no-untyped-def] # a test's own loop
-    for _ in range(6000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come to pass within a minute")
-
-
 @needs_root
-def test_a_full_disk_is_said_and_replaces_nothing(binaries: Path, home: Path) -> None:
+def test_a_full_disk_is_said_and_replaces_nothing(built: Path, home: Path) -> None:
     script = 'mount -t tmpfs -o size=1m none . && cd . && cd "$PWD" && echo old >f && "$@"; code=$?; cat f >&2; ls -A >&2; exit $code'
     if subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:
         pytest.skip("no mount namespace")
     for size in ({}, {"size": 5 << 20}):
-        argv = [str(binaries / "files"), "write", "path=f", *(f"{key}={value}" for key, value in size.items())]
+        argv = [str(built), "write", "path=f", *(f"{key}={value}" for key, value in size.items())]
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", script, "sh", *argv],
             cwd=home,

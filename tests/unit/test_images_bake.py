@@ -16,6 +16,7 @@ from hatchway.domain.errors import HostExhausted, Internal
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import DEFAULT_DISK_MIB, MIN_DISK_MIB, Shape
 from hatchway.node.guest.seam import LinkLost
+from hatchway.node.images import bake as bake_module
 from hatchway.node.images import bakes as bakes_module
 from hatchway.node.images.bake import Baker
 from hatchway.node.images.bakes import Bakes, warm_page_cache
@@ -181,11 +182,55 @@ async def test_discard_makes_a_new_one(baker: QuickBaker, host: Host, release: R
     baked = await baker.baked(release, SMALL)
     content = baked.memory.open("rb")
     with content:
-        baker.discard(baked)
-        baker.discard(baked)
+        await baker.discard(baked)
+        await baker.discard(baked)
         assert content.read(4), "who has it open goes on"
     assert not baked.folder.exists()
-    assert (await baker.baked(release, SMALL)).memory.exists()
+    again = await baker.baked(release, SMALL)
+    assert again is not None
+    await baker.discard(baked)  # who is late with it
+    assert again.memory.exists()
+    assert len(host.started) == 2
+
+
+async def test_bakes_that_are_always_useless_are_not_made_for_ever(
+    baker: QuickBaker, host: Host, release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1e6]
+    monkeypatch.setattr(bake_module, "monotonic", lambda: now[0])
+    for _ in range(2):
+        baked = await baker.baked(release, SMALL)
+        assert baked is not None
+        await baker.discard(baked)
+    assert await baker.baked(release, SMALL) is None
+    assert len(host.started) == 2
+    now[0] += 121.0
+    baked = await baker.baked(release, SMALL)
+    assert baked is not None
+    await baker.discard(baked)
+    now[0] += 121.0
+    assert await baker.baked(release, SMALL) is None
+    now[0] += 7200.0
+    for _ in range(2):
+        baked = await baker.baked(release, SMALL)
+        assert baked is not None
+        await baker.discard(baked)
+
+
+async def test_a_bake_that_failed_is_not_tried_again_at_once(
+    baker: QuickBaker, host: Host, release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1e6]
+    monkeypatch.setattr(bake_module, "monotonic", lambda: now[0])
+    baker.job_error = LinkLost("the guest agent did not answer")
+    for _ in range(3):
+        with pytest.raises(Internal) as caught:
+            await baker.baked(release, SMALL)
+        assert caught.value.code == "bake_failed"
+    assert len(host.started) == 1
+    baker.job_error = None
+    now[0] += 3.0
+    assert await baker.baked(release, SMALL) is not None
     assert len(host.started) == 2
 
 
@@ -208,7 +253,9 @@ async def test_a_failure_leaves_nothing_and_can_be_tried_again(
     where: str,
     error: Exception,
     expected: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(bake_module, "FAILED_PAUSE_S", 0.0)
     setattr(
         *{"start": (host, "start_error"), "job": (baker, "job_error"), "snapshot": (host, "snapshot_error")}[where],
         error,

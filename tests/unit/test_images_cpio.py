@@ -75,9 +75,11 @@ def test_the_systems_cpio_reads_it(tmp_path: Path) -> None:
 
 
 def test_initramfs_lists_the_modules_in_load_order() -> None:
-    data = make(b"agent", {"virtio": b"1", "erofs": b"2"})
+    data = make(b"agent", {"virtio": b"1", "erofs": b"2", "vsock": b"3", "vmw_vsock_virtio_transport": b"4"})
     found = parse(gzip.decompress(data))
     assert found["init"] == (0o100755, b"agent")
     assert found["modules"][1] == b"/lib/modules/virtio.ko\n/lib/modules/erofs.ko\n"
+    # Loaded only where there is such a device.
+    assert found["modules-vsock"][1] == b"/lib/modules/vsock.ko\n/lib/modules/vmw_vsock_virtio_transport.ko\n"
     assert found["lib/modules/erofs.ko"][1] == b"2"
-    assert make(b"agent", {"virtio": b"1", "erofs": b"2"}) == data
+    assert make(b"agent", {"virtio": b"1", "erofs": b"2", "vsock": b"3", "vmw_vsock_virtio_transport": b"4"}) == data

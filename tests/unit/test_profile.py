@@ -1,5 +1,6 @@
 """What the profiles refuse before anything is started, the settings file, the range of user ids, and what systemd is told."""
 
+import json
 import os
 import socket
 from dataclasses import replace
@@ -10,6 +11,7 @@ from tests.support.certificates import Authority
 
 from hatchway.domain.errors import Conflict, Forbidden, HatchwayError, Unprocessable
 from hatchway.supervisor import configuration, folder, profile, service_manager, uids
+from hatchway.supervisor.doctor import doctor
 from hatchway.supervisor.settings import DEFAULT_UID_BASE, UID_RANGE, Settings, Tls
 
 OUTSIDE = ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "sandboxes.example", ""]
@@ -142,6 +144,23 @@ def test_a_folder_below_somebody_elses_is_refused(tmp_path: Path) -> None:
     assert refused.value.code == "unsafe_folder"
 
 
+def findings(capsys: pytest.CaptureFixture[str], settings: Settings) -> dict[str, tuple[str, str]]:
+    doctor(settings, as_json=True)
+    return {
+        found["name"]: (found["status"], found["detail"]) for found in json.loads(capsys.readouterr().out)["findings"]
+    }
+
+
+def test_doctor_says_what_up_would_refuse(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    assert findings(capsys, settings)["profile"][0] == "ok"
+    outside = replace(settings, api_host="0.0.0.0")
+    status, detail = findings(capsys, outside)["profile"]
+    assert (status, "loopback" in detail) == ("missing", True)
+    folder.prepare(settings)
+    profile.note(replace(settings, profile="production"))
+    assert "production service" in findings(capsys, settings)["profile"][1]
+
+
 # -- the settings file
 
 WHOLE = """
@@ -220,6 +239,9 @@ def test_a_settings_file_is_found_by_option_environment_and_folder(
         ("[data]\nurl = 'sandboxes.example'", "data.url"),
         ("[limits]\nmemory = 1", "limits.memory"),
         ("uid_base = 0", "uid_base"),
+        ("port_domains = ['Ports.example']", "port_domains"),
+        ("port_domains = ['-x.example']", "port_domains"),
+        ("port_domains = ['ports.example']\n[data]\nurl = 'https://data.ports.example'", "under the domain of ports"),
         ("[api]\ncertificate = 'a.pem'", "without the other"),
         ("[api]\nkey = 'a.key'", "without the other"),
         ("profile = ", "at end of document"),

@@ -6,20 +6,23 @@ import errno
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from tests.support.node_parts import Node
 
-from hatchway.domain.errors import Conflict, Gone, HatchwayError, Internal, Unavailable
+from hatchway.domain.errors import Conflict, HatchwayError, Internal, Unavailable
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State
+from hatchway.domain.shapes import Shape
 from hatchway.node import record as records
 from hatchway.node import sandbox as sandbox_module
 from hatchway.node import sandboxes as sandboxes_module
 from hatchway.node.endings import ended_by
 from hatchway.node.guest.seam import LinkLost
+from hatchway.node.starts import AT_ONCE
 from hatchway.node.vmm.seam import ExitStatus, LauncherUnavailable, VmmTimeout
 from hatchway.wire.node import SandboxSpec
 
@@ -54,7 +57,7 @@ async def settle() -> None:
 
 async def test_a_creation_that_waits_makes_nothing_once_its_sandbox_was_deleted(node: Node) -> None:
     gate = node.launcher.hooks["restore"] = Gate()
-    busy = [asyncio.create_task(node.sandboxes.create(node.spec())) for _ in range(sandboxes_module.STARTS_AT_ONCE)]
+    busy = [asyncio.create_task(node.sandboxes.create(node.spec())) for _ in range(AT_ONCE)]
     spec = node.spec()
     waiting = asyncio.create_task(node.sandboxes.create(spec))
     await gate.entered.wait()
@@ -63,11 +66,46 @@ async def test_a_creation_that_waits_makes_nothing_once_its_sandbox_was_deleted(
     assert deleted.state == "deleted"
     gate.open.set()
     await asyncio.gather(*busy)
-    with pytest.raises(Gone) as caught:
+    with pytest.raises(Conflict) as caught:
         await waiting
-    assert caught.value.code == "sandbox_deleted"
+    assert caught.value.code == "preempted"
     assert spec.sandbox_id not in node.launcher.machines
     assert not (node.root / spec.sandbox_id).exists()
+
+
+async def test_those_who_wait_for_a_bake_hold_up_no_other_template(node: Node) -> None:
+    gate = Gate()
+
+    async def bake(release: Any, shape: Any, progress: Any) -> Any:
+        if shape.memory_mib == 512:
+            await gate()
+        return SimpleNamespace(shape=shape)
+
+    node.baker.baked = bake  # type: ignore[method-assign]
+    slow = [
+        asyncio.create_task(node.sandboxes.create(msgspec.structs.replace(node.spec(), shape=Shape(memory_mib=512))))
+        for _ in range(AT_ONCE + 1)
+    ]
+    await gate.entered.wait()
+    await settle()
+    assert (await node.sandboxes.create(node.spec())).state == "running"
+    gate.open.set()
+    assert {observed.state for observed in await asyncio.gather(*slow)} == {"running"}
+
+
+async def test_without_a_bake_that_can_be_used_it_is_booted_cold(node: Node) -> None:
+    async def useless(*_: Any) -> None:
+        return None
+
+    node.baker.baked = useless  # type: ignore[method-assign]
+    begun = []
+
+    async def start() -> None:
+        begun.append("cold")
+
+    node.launcher.hooks["start"] = start
+    assert (await node.sandboxes.create(node.spec())).state == "running"
+    assert begun == ["cold"]
 
 
 async def test_two_who_make_a_failed_sandbox_anew_share_one(node: Node) -> None:
@@ -97,9 +135,7 @@ async def test_a_creation_that_is_repeated_late_leaves_the_disk_alone(node: Node
 
 async def test_a_drain_waits_for_what_is_being_made_and_begins_nothing_more(node: Node) -> None:
     gate = node.launcher.hooks["restore"] = Gate()
-    making = [
-        asyncio.create_task(node.sandboxes.create(node.spec())) for _ in range(sandboxes_module.STARTS_AT_ONCE + 1)
-    ]
+    making = [asyncio.create_task(node.sandboxes.create(node.spec())) for _ in range(AT_ONCE + 1)]
     await gate.entered.wait()
     await settle()
     draining = asyncio.create_task(node.sandboxes.drain())

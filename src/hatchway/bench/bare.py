@@ -17,9 +17,10 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from hatchway.domain.errors import NotFound, Unavailable
 from hatchway.domain.shapes import Shape
@@ -48,45 +49,115 @@ class Ground:
     baked: Path
     shape: Shape
     network: bool
-    argv: tuple[str, ...]
-    """QEMU's command line, with the same devices as the baked machine."""
+    hardware: bool
 
 
-def find_ground(data_dir: Path) -> Ground:
-    """Finds the newest bake of `seed:latest` in the default shape. Raises `NotFound("no_bake")`, `Unavailable("not_allowed")`."""
+def find_ground(data_dir: Path, shape: Shape | None = None) -> Ground:
+    """Finds the newest bake of `seed:latest` in the default shape, or another. Raises `NotFound("no_bake")`, `Unavailable("not_allowed")`."""
     release = Images(Settings(data_dir).images).resolve("seed:latest")
-    shape, folder = Shape(), data_dir / "node" / "baked"
+    shape, folder = shape or Shape(), data_dir / "node" / "baked"
     try:
         for path in sorted(folder.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime, reverse=True):
             made_for = json.loads(path.read_bytes())
             if (made_for["shape"]["vcpus"], made_for["shape"]["memory_mib"]) == (shape.vcpus, shape.memory_mib):
-                argv = _command(
-                    path.parent, shape, network=made_for["network"], hardware=made_for["isolation"] == "hardware"
-                )
-                return Ground(release, path.parent, shape, made_for["network"], argv)
+                hardware = made_for["isolation"] == "hardware"
+                return Ground(release, path.parent, shape, made_for["network"], hardware)
     except PermissionError:
         raise Unavailable(
             "not_allowed", f"{folder} cannot be read.", "Run the bench as the user that runs the service (root)."
         ) from None
     raise NotFound(
-        "no_bake", f"There is no baked snapshot of the default shape in {folder}.", "Create a sandbox first."
+        "no_bake",
+        f"There is no baked snapshot of {shape.vcpus} vCPUs and {shape.memory_mib} MiB in {folder}.",
+        "Create a sandbox of that shape first.",
     )
 
 
-def _command(baked: Path, shape: Shape, *, network: bool, hardware: bool) -> tuple[str, ...]:
-    machine = machines.machine_of(Host.read().architecture)
+def command(ground: Ground, memory: Path, boot: tuple[Path, Path] | None = None) -> tuple[str, ...]:
+    """Returns QEMU's command line with the devices of the baked machine: to restore it, or to `boot` this kernel and initramfs."""
+    host = Host.read()
+    machine = machines.machine_of(host.architecture)
+    cmdline = None
+    if boot is not None:
+        own = ground.release.manifest.cmdline
+        cmdline = qemu_args.kernel_command_line(machine, own, hardware=ground.hardware, tsc_khz=host.tsc_khz)
     parts = qemu_args.Parts(
         machine=machine,
-        hardware=hardware,
-        shape=shape,
+        hardware=ground.hardware,
+        shape=ground.shape,
         layers=(qemu_args.Layer("raw"), qemu_args.Layer("qcow2")),
-        network=network,
-        incoming=True,
+        network=ground.network,
+        incoming=boot is None,
+        cmdline=cmdline,
     )
-    binary = str(machines.find(machine, hardware=hardware).binary)
-    argv = [word.replace(qemu_args.RAM_PATH, str(baked / "memory")) for word in qemu_args.arguments(parts)]
+    kernel, initrd = boot or (Path(), Path())
+    places = {tree.KERNEL_PATH: str(kernel), tree.INITRD_PATH: str(initrd)}
+    argv = [places.get(word, word.replace(qemu_args.RAM_PATH, str(memory))) for word in qemu_args.arguments(parts)]
+    binary = str(machines.find(machine, hardware=ground.hardware).binary)
     firmware = argv.index(tree.FIRMWARE_PATH)
     return (binary, *argv[1 : firmware - 1], *argv[firmware + 1 :])
+
+
+class BareQemu:
+    """One QEMU of the floor, with the devices of a sandbox, in a folder of its own; `end` must be called whatever happens."""
+
+    def __init__(self, ground: Ground, folder: Path) -> None:
+        self.folder = folder
+        self.pid = 0
+        self._ground = ground
+
+    def start(self, argv: tuple[str, ...], more: Mapping[int, Path] = MappingProxyType({})) -> None:
+        """Starts it; `more` are files that it gets open for reading, by descriptor. Raises `OSError`."""
+        failure: list[BaseException] = []
+        # A network namespace belongs to a thread: it is made, and QEMU started in it, by one that ends then.
+        thread = threading.Thread(target=self._start, args=(argv, more, failure))
+        thread.start()
+        thread.join()
+        if failure:
+            raise failure[0]
+
+    def words(self) -> str:
+        """The end of what QEMU said on its standard error."""
+        return (self.folder / "stderr").read_text(errors="replace")[-500:]
+
+    def end(self) -> None:
+        """Ends the VM and removes its files."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, argv: tuple[str, ...], more: Mapping[int, Path], failure: list[BaseException]) -> None:
+        try:
+            self._start_qemu(argv, more)
+        except OSError as error:
+            failure.append(error)
+
+    def _start_qemu(self, argv: tuple[str, ...], more: Mapping[int, Path]) -> None:
+        ground = self._ground
+        if _libc.unshare(CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        fds = {TAP_FD: _tap()} if ground.network else {}
+        disk = self.folder / "upper.qcow2"
+        subprocess.run(["cp", "--sparse=always", str(ground.baked / "upper.qcow2"), str(disk)], check=True)
+        disk.chmod(0o600)
+        fds[QMP_FD] = _listen(self.folder / "qmp")
+        fds[AGENT_FD] = _listen(self.folder / "agent")
+        fds |= {target: os.open(path, os.O_RDONLY) for target, path in more.items()}
+        fds[qemu_args.BASE_FD] = os.open(ground.release.part("base"), os.O_RDONLY)
+        fds[qemu_args.DISK_FDS] = os.open(ground.release.part("upper"), os.O_RDONLY)
+        fds[qemu_args.DISK_FDS + 1] = os.open(disk, os.O_RDWR)
+        fds[2] = os.open(self.folder / "stderr", os.O_WRONLY | os.O_CREAT, 0o600)
+        # First out of the way, so that putting one in its place overwrites no other.
+        spare = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_SPARE_FD) for target, fd in fds.items()}
+        for fd in fds.values():
+            os.close(fd)
+        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in spare.items()]
+        self.pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions)
+        for fd in spare.values():
+            os.close(fd)
 
 
 class BareVm:
@@ -94,28 +165,26 @@ class BareVm:
 
     def __init__(self, ground: Ground, folder: Path) -> None:
         self._ground = ground
-        self._folder = folder
-        self._pid = 0
+        self._qemu = BareQemu(ground, folder)
+        self._argv = command(ground, ground.baked / "memory")
         self._agent: socket.socket | None = None
         self._reader = FrameReader()
         self._processes = 0
 
+    @property
+    def pid(self) -> int:
+        """QEMU's process."""
+        return self._qemu.pid
+
     def restore(self) -> float:
         """Restores it; returns the milliseconds from nothing to the agent's answer. Raises `RuntimeError` with QEMU's words."""
-        self._folder.mkdir()
+        self._qemu.folder.mkdir()
         began = time.perf_counter()
-        failure: list[BaseException] = []
-        # A network namespace belongs to a thread: it is made, and QEMU started in it, by one that ends then.
-        thread = threading.Thread(target=self._start, args=(failure,))
-        thread.start()
-        thread.join()
-        if failure:
-            raise failure[0]
+        self._qemu.start(self._argv, {qemu_args.STATE_FD: self._ground.baked / "state"})
         try:
             self._greet()
         except (TimeoutError, ConnectionError) as error:
-            words = (self._folder / "stderr").read_text(errors="replace")
-            raise RuntimeError(f"the bare VM does not answer: {error} {words[-500:]}") from error
+            raise RuntimeError(f"the bare VM does not answer: {error} {self._qemu.words()}") from error
         return (time.perf_counter() - began) * 1e3
 
     def execute(self, argv: list[str], user: str | None = None) -> float:
@@ -137,45 +206,10 @@ class BareVm:
         """Ends the VM and removes its files."""
         if self._agent is not None:
             self._agent.close()
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            self._pid = 0
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _start(self, failure: list[BaseException]) -> None:
-        try:
-            self._start_qemu()
-        except OSError as error:
-            failure.append(error)
-
-    def _start_qemu(self) -> None:
-        ground = self._ground
-        if _libc.unshare(CLONE_NEWNET) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        fds = {TAP_FD: _tap()} if ground.network else {}
-        disk = self._folder / "upper.qcow2"
-        subprocess.run(["cp", "--sparse=always", str(ground.baked / "upper.qcow2"), str(disk)], check=True)
-        disk.chmod(0o600)
-        fds[QMP_FD] = _listen(self._folder / "qmp")
-        fds[AGENT_FD] = _listen(self._folder / "agent")
-        fds[qemu_args.STATE_FD] = os.open(ground.baked / "state", os.O_RDONLY)
-        fds[qemu_args.BASE_FD] = os.open(ground.release.part("base"), os.O_RDONLY)
-        fds[qemu_args.DISK_FDS] = os.open(ground.release.part("upper"), os.O_RDONLY)
-        fds[qemu_args.DISK_FDS + 1] = os.open(disk, os.O_RDWR)
-        fds[2] = os.open(self._folder / "stderr", os.O_WRONLY | os.O_CREAT, 0o600)
-        # First out of the way, so that putting one in its place overwrites no other.
-        spare = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_SPARE_FD) for target, fd in fds.items()}
-        for fd in fds.values():
-            os.close(fd)
-        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in spare.items()]
-        self._pid = os.posix_spawn(ground.argv[0], ground.argv, os.environ, file_actions=actions)
-        for fd in spare.values():
-            os.close(fd)
+        self._qemu.end()
 
     def _greet(self) -> None:
-        self._agent = _connect(self._folder / "agent")
+        self._agent = connect(self._qemu.folder / "agent")
         nonce = secrets.token_bytes(channel.NONCE_SIZE)
         self._agent.sendall(channel.encode_hello(nonce, 1))
         self._reader.hunt(nonce)
@@ -187,7 +221,7 @@ class BareVm:
             },
             {"execute": "migrate-incoming", "arguments": {"uri": f"fd:{qemu_args.STATE_FD}"}},
         ]
-        with _connect(self._folder / "qmp") as qmp:
+        with connect(self._qemu.folder / "qmp") as qmp:
             qmp.sendall(b"".join(json.dumps(command).encode() + b"\n" for command in commands))
             self._read_until(lambda frame: frame.type == FrameType.READY)
 
@@ -223,7 +257,8 @@ def _listen(path: Path) -> int:
     return sock.detach()
 
 
-def _connect(path: Path) -> socket.socket:
+def connect(path: Path) -> socket.socket:
+    """Connects to a socket of a bare VM, which answers within `WITHIN_S`."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(WITHIN_S)
     sock.connect(str(path))

@@ -1,4 +1,4 @@
-"""The benches: `floor`, `create`, `exec`, `idle`. Each measures the service and the bare floor in turn, in the same run."""
+"""The benches, and those of them that are about time: `floor`, `create`, `exec`. Each measures the service and the bare floor in turn, in the same run."""
 
 import contextlib
 import itertools
@@ -9,28 +9,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from hatchway import client
 from hatchway.bench.bare import BareVm, Ground, find_ground
 from hatchway.bench.idle import measure
+from hatchway.bench.options import Options
 from hatchway.bench.report import Metric, percentile, show
+from hatchway.bench.stream import stream
 from hatchway.client import Hatchway, Sandbox
 from hatchway.domain.errors import InvalidRequest, Unavailable
 
 SIMULTANEOUS = 10
 ROUNDS = 5
 WARM_UP = 2
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a bench is told."""
-
-    data_dir: Path
-    runs: int = 20
-    progress: Callable[[str], None] = lambda _: None
 
 
 class _Floor:
@@ -160,6 +152,7 @@ BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "create": create,
     "exec": execute,
     "idle": idle,
+    "stream": stream,
 }
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from .front import FAILED, Finished, show
+from .front import FAILED, Finished, note, show
 
 if TYPE_CHECKING:
+    from hatchway.domain.vmm_policy import DriverName
     from hatchway.supervisor.settings import Profile, Settings
 
 DataDir = Annotated[
@@ -76,11 +77,21 @@ def up(
             show_default="bake",
         ),
     ] = None,
+    vmm: Annotated[
+        str | None,
+        typer.Option(
+            "--vmm",
+            help="Machine monitor: auto, qemu or firecracker. `doctor` says which and why.",
+            show_default="auto",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start the service."""
     from hatchway.supervisor import commands, configuration
 
+    if vmm not in (None, "auto", "qemu", "firecracker"):
+        raise typer.BadParameter("is auto, qemu or firecracker", param_hint="--vmm")
     if profile not in (None, "development", "production"):
         raise typer.BadParameter("is development or production", param_hint="--profile")
 
@@ -95,6 +106,7 @@ def up(
             data_host=data_host,
             data_port=data_port,
             bake=bake,
+            vmm=cast("DriverName | None", vmm),
         )
         return commands.up(settings, detach=detach, as_json=json)
 
@@ -112,7 +124,7 @@ def down(
     """Stop the service and power its sandboxes off; their disks stay."""
     from hatchway.supervisor import commands
 
-    _finish(lambda: commands.down(_settings(data_dir, config), keep_sandboxes=keep_sandboxes), json)
+    _finish(lambda: commands.down(_settings_to_end(data_dir, config), keep_sandboxes=keep_sandboxes), json)
 
 
 def doctor(data_dir: DataDir = None, config: Config = None, json: Json = False) -> None:
@@ -124,7 +136,8 @@ def doctor(data_dir: DataDir = None, config: Config = None, json: Json = False) 
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[floor|create|exec|idle]...", help="Default: all.")
+        list[str] | None,
+        typer.Argument(metavar="[floor|create|exec|idle|stream|hostile|neighbour|fair]...", help="Default: all."),
     ] = None,
     runs: Annotated[int, typer.Option("--runs", min=3, max=1000, help="Counted runs of each.")] = 20,
     data_dir: DataDir = None,
@@ -140,6 +153,18 @@ def _settings(data_dir: Path | None, config: Path | None) -> "Settings":
     from hatchway.supervisor import configuration
 
     return configuration.settings(_data_dir(data_dir), config)
+
+
+def _settings_to_end(data_dir: Path | None, config: Path | None) -> "Settings":
+    """The settings of a service that is to be ended: a mistake in their file must not keep it up."""
+    from hatchway.domain.errors import HatchwayError
+    from hatchway.supervisor.settings import Settings
+
+    try:
+        return _settings(data_dir, config)
+    except HatchwayError as error:
+        note(f"the settings are left aside: {error.cause}")
+        return Settings(data_dir=_data_dir(data_dir))
 
 
 def _data_dir(data_dir: Path | None) -> Path:

@@ -35,8 +35,10 @@ class AsyncHatchway:
     files that `hatchway up` wrote into the data folder. `timeout` is the time in seconds that one answer may take.
     """
 
-    def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 30.0) -> None:
-        config = find(url, key)
+    def __init__(
+        self, url: str | None = None, key: str | None = None, *, timeout: float = 30.0, ca_file: str | None = None
+    ) -> None:
+        config = find(url, key, ca=ca_file)
         self.url = config.url
         self._driver = AsyncDriver(config, timeout)
         self.sandboxes = AsyncSandboxes(self._driver)

@@ -43,7 +43,13 @@ def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get("HOME") or Path.home()) / ".local" / "share" / "hatchway"
 
 
-def find(url: str | None = None, key: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
+def find(
+    url: str | None = None,
+    key: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    ca: str | None = None,
+) -> Config:
     """Finds URL and key: what was given, else `HATCHWAY_URL` and `HATCHWAY_API_KEY`, else the files of the data folder.
     `HATCHWAY_CA_FILE` names the authorities to trust where they are not the system's.
 
@@ -63,7 +69,7 @@ def find(url: str | None = None, key: str | None = None, environ: Mapping[str, s
     if key is None and (local is not None or is_loopback(host)):
         content = _read(folder / "dev.key")
         key = content.decode("ascii", "replace").strip() or None if content is not None else None
-    return Config(url, key, environ.get("HATCHWAY_CA_FILE") or None)
+    return Config(url, key, ca or environ.get("HATCHWAY_CA_FILE") or None)
 
 
 def is_loopback(host: str) -> bool:

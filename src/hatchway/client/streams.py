@@ -23,8 +23,8 @@ BACKOFF_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 5.0, 5.0, 5.0)
 """Pauses between attempts to take a stream up again; any progress starts them anew, after the last one it is lost."""
 SILENCE_S = 45.0
 """A stream that says nothing for so long is broken: the service pings every 15 s."""
-STDIN_PIECE = 256 * 1024
-"""Octets of standard input that one request carries."""
+STDIN_PIECE = 4 * 1024 * 1024
+"""Octets of standard input that one request carries at most; between two requests the way to the process runs empty."""
 
 
 class Line:

@@ -33,10 +33,13 @@ class Hatchway:
 
     `url` and `key` are found by themselves where they are not given: `HATCHWAY_URL` and `HATCHWAY_API_KEY`, else the
     files that `hatchway up` wrote into the data folder. `timeout` is the time in seconds that one answer may take.
+    `ca_file` has the authorities to trust, in PEM, where they are not the system's; else `HATCHWAY_CA_FILE` names one.
     """
 
-    def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 30.0) -> None:
-        config = find(url, key)
+    def __init__(
+        self, url: str | None = None, key: str | None = None, *, timeout: float = 30.0, ca_file: str | None = None
+    ) -> None:
+        config = find(url, key, ca=ca_file)
         self.url = config.url
         self._driver = SyncDriver(config, timeout)
         self.sandboxes = Sandboxes(self._driver)

@@ -17,6 +17,7 @@ from hatchway.control import (
     keys,
     openapi,
     operations,
+    projects,
     requests,
     sandboxes,
     sessions,
@@ -28,7 +29,15 @@ from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
 from hatchway.control.plane import Plane
 from hatchway.domain import problems
 from hatchway.domain.checking import decode, require_json
-from hatchway.domain.errors import Exhausted, HatchwayError, Internal, MethodNotAllowed, NotFound, Unavailable
+from hatchway.domain.errors import (
+    Exhausted,
+    HatchwayError,
+    Internal,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Unavailable,
+)
 from hatchway.storage.rows import KeyRow
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -40,6 +49,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *events.ENDPOINTS,
     *templates.ENDPOINTS,
     *keys.ENDPOINTS,
+    *projects.ENDPOINTS,
     *health.ENDPOINTS,
 )
 
@@ -120,6 +130,8 @@ class _Path:
         if self._plane.ending.is_set():
             raise Unavailable("closing", "The service is being stopped.", "Try again in a moment.")
         raw = await requests.read_body(request) if endpoint.body is not None else b""
+        if not raw and endpoint.body not in (None, NoBody):
+            raise InvalidRequest("body_missing", "The request has no body.", "Send one JSON object.")
         if raw:
             require_json(request.headers.get("content-type"))
         call: Call[Any] = Call(

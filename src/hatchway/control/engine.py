@@ -16,9 +16,9 @@ import msgspec
 
 from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
 from hatchway.control.verbs import LOOK_WITHIN_S, carry_out
-from hatchway.domain.errors import HatchwayError, NotFound, Unavailable
+from hatchway.domain.errors import HatchwayError, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State, Verb
-from hatchway.storage import operations, transitions
+from hatchway.storage import operations, projects, transitions
 from hatchway.storage.database import Database
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Finished
@@ -196,6 +196,7 @@ class Engine:
             return await self._database.write(transitions.fail, operation, error.as_dict(), None, live.started_at)
         failure: HatchwayError
         try:
+            await self._check_isolation(link, operation.kind, sandbox)
             ending = await carry_out(link, self._database, operation, sandbox)
         except HatchwayError as error:
             if isinstance(error, Unavailable) and error.code in LOST_CODES:
@@ -235,6 +236,26 @@ class Engine:
         await turn.take()
         live.phase = "running"
         return link
+
+    async def _check_isolation(self, link: NodeLink, verb: Verb, sandbox: SandboxRow) -> None:
+        """Holds every start to what sandbox and project require: node and project may have changed since the creation.
+
+        A creation was placed by it just now, and its node checks it once more.
+        """
+        if (
+            verb not in (Verb.START, Verb.WAKE, Verb.RESTORE, Verb.ROLLBACK, Verb.FORK)
+            or sandbox.state is State.PAUSED
+            or link.info is None
+        ):
+            return
+        of_project = await self._database.read(projects.required_isolation, sandbox.project)
+        for required, who in ((sandbox.require_isolation, "the sandbox"), (of_project, "its project")):
+            if required not in (None, link.info.isolation):
+                raise Unprocessable(
+                    "isolation_unavailable",
+                    f"The node gives {link.info.isolation} isolation; {who} requires {required}.",
+                    "`hatchway doctor` on the node says why; or change what is required.",
+                )
 
     async def _failed(self, link: NodeLink, live: Live, sandbox: SandboxRow, error: HatchwayError) -> Finished | None:
         """Looks what became of the sandbox, then writes the failure with it."""

@@ -1,4 +1,4 @@
-"""/v1/keys and /v1/projects: who may call. Only keys with the scope `admin` see and make keys."""
+"""/v1/keys: who may call. Only keys with the scope `admin` see and make keys."""
 
 import contextlib
 import os
@@ -70,13 +70,6 @@ async def delete(call: Call[NoBody]) -> Response:
     row = await call.plane.database.write(keys.revoke, call.project, _id(call))
     call.plane.auth.forget(row.id)
     return answer(None, 204)
-
-
-async def projects(call: Call[NoBody]) -> Response:
-    """Lists the projects that the key can see: its own."""
-    rows = await call.plane.database.read(keys.list_projects)
-    shown = tuple(views.Project(name=name, created_at=when) for name, when in rows if name == call.project)
-    return answer(views.ProjectPage(projects=shown, next_cursor=None))
 
 
 def _create(
@@ -162,5 +155,4 @@ ENDPOINTS = (
         body=NoBody,
         errors=(404,),
     ),
-    Endpoint("GET", "/v1/projects", projects, "List projects", {200: views.ProjectPage}, "projects"),
 )

@@ -15,7 +15,7 @@ from hatchway.domain import shapes
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Gone, NotFound, Unprocessable
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import branches, operations, sandboxes, snapshots, transitions
+from hatchway.storage import branches, operations, projects, sandboxes, snapshots, transitions
 from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Accepted, NewSandbox
@@ -154,12 +154,22 @@ async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbo
     await plane.nodes.wait(None, within=NODE_WAIT_S)
     candidates = plane.nodes.ready()
     _check_size(shape, candidates)
-    link = plane.place(body.require_isolation, candidates)
+    required = await plane.database.read(projects.required_isolation, call.project)
+    isolation = body.require_isolation or required
+    if required not in (None, isolation):
+        raise Unprocessable(
+            "isolation_unavailable",
+            f"All sandboxes of the project {call.project} must have {required} isolation.",
+            "Leave `require_isolation` out, or use another project.",
+            field="require_isolation",
+            allowed=[required],
+        )
+    link = plane.place(isolation, candidates)
     if link is None or link.node_id is None:
         raise Unprocessable(
             "isolation_unavailable",
-            f"No node here can give {body.require_isolation} isolation.",
-            "`hatchway doctor` says why; leave `require_isolation` out to take what there is.",
+            f"No node here can give {isolation} isolation.",
+            "`hatchway doctor` says why; require none, of the sandbox and of its project, to take what there is.",
             field="require_isolation",
             allowed=sorted({one.info.isolation for one in candidates if one.info is not None}),
         )
@@ -183,7 +193,7 @@ async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbo
         shape=shape,
         metadata=body.metadata,
         env=body.env,
-        require_isolation=body.require_isolation,
+        require_isolation=isolation,
     )
 
 

@@ -189,10 +189,11 @@ class NewKey(Key, frozen=True, kw_only=True):
 
 
 class Project(View, frozen=True, kw_only=True):
-    """What keys and sandboxes belong to."""
+    """What keys and sandboxes belong to. `require_isolation` holds for all its sandboxes, whatever they say themselves."""
 
     name: str
     created_at: float
+    require_isolation: str | None
 
 
 class AcceptedAnswer(View, frozen=True, kw_only=True):
@@ -290,6 +291,12 @@ class KeyPage(View, frozen=True, kw_only=True):
 
     keys: tuple[Key, ...]
     next_cursor: str | None
+
+
+class ProjectAnswer(View, frozen=True, kw_only=True):
+    """One project."""
+
+    project: Project
 
 
 class ProjectPage(View, frozen=True, kw_only=True):

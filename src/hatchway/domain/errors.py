@@ -12,6 +12,7 @@ HatchwayError
 ├── TooLarge            413
 ├── UnsupportedMedia    415  a body of another media type than the path takes
 ├── RangeUnsatisfiable  416  the file has nothing there
+├── Misdirected         421  the host name of the request is not one of what it came to
 ├── Unprocessable       422  well-formed but out of range
 ├── Exhausted           429  a quota or a bound was reached; later it may work
 ├── HeadTooLarge        431  the request line and the headers
@@ -112,6 +113,12 @@ class HeadTooLarge(HatchwayError):
     status = 431
 
 
+class Misdirected(HatchwayError):
+    """The request names a host that what it came to does not serve."""
+
+    status = 421
+
+
 class Unprocessable(HatchwayError):
     """The request is well-formed, but a value is out of range or names something that does not exist."""
 
@@ -161,6 +168,7 @@ _BY_STATUS: dict[int, type[HatchwayError]] = {
         TooLarge,
         UnsupportedMedia,
         RangeUnsatisfiable,
+        Misdirected,
         Unprocessable,
         Exhausted,
         Internal,

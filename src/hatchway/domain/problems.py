@@ -16,6 +16,7 @@ TITLES = {
     413: "Too large",
     415: "Unsupported media type",
     416: "Range not satisfiable",
+    421: "Misdirected",
     422: "Invalid content",
     429: "Too many",
     431: "Head too large",

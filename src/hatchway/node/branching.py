@@ -121,13 +121,14 @@ async def revive(
     phases = Phases()
     greeting = Greeting(sandbox.setup(), fresh=False, within=RESTORE_WITHIN_S)
     try:
-        sandbox.save_in_hand("creating", durable=False)
-        vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin, shared=shared)
-        sandbox.take(vm)
-        phases.done("load")
-        await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing)
-        await vm.resume()
-        await sandbox.bring_up(vm, phases, greeting, grow_from=grow_from, thaw=True)
+        async with sandbox.context.starts.turn():
+            sandbox.save_in_hand("creating", durable=False)
+            vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin, shared=shared)
+            sandbox.take(vm)
+            phases.done("load")
+            await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing)
+            await vm.resume()
+            await sandbox.bring_up(vm, phases, greeting, grow_from=grow_from, thaw=True)
     except BaseException as error:
         await greeting.give_up()
         cause = await sandbox.cause_of(error)

@@ -1,7 +1,7 @@
 """What every sandbox of a node shares."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hatchway.node.capacity import Capacity
@@ -9,6 +9,7 @@ from hatchway.node.events import Events
 from hatchway.node.images.bake import Baker
 from hatchway.node.images.store import Images
 from hatchway.node.sessions.seam import SessionHost
+from hatchway.node.starts import Starts
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.seam import Driver
 from hatchway.wire.ballast import Ballast
@@ -32,5 +33,6 @@ class Context:
     """What is given up on a full disk so that records of what happened can be written."""
     drop: Callable[[str], None]
     """Forgets a sandbox that is deleted."""
+    starts: Starts = field(default_factory=Starts)
     network: bool = True
     """Whether sandboxes have a network card: a launcher without access to /dev/net/tun can give them none."""

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import msgspec
 
+from hatchway.domain import vmm_policy
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
+from hatchway.domain.vmm_policy import VmmPolicy
 from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
 from hatchway.node.dataplane.app import make_app
+from hatchway.node.dataplane.ports.names import DEFAULT_DOMAINS, PortNames
 from hatchway.node.dataplane.server import DataPlaneServer
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.events import Events
@@ -29,8 +32,8 @@ from hatchway.node.service import NodeService
 from hatchway.node.sessions.session import Limits
 from hatchway.node.sessions.sessions import Sessions
 from hatchway.node.snapshots import Snapshots
+from hatchway.node.vmm import choice
 from hatchway.node.vmm.launcher import LauncherClient
-from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import VmmError
 from hatchway.wire.ballast import Ballast
 from hatchway.wire.small_files import replace_file
@@ -63,6 +66,9 @@ class NodeConfig:
     control_uids: frozenset[int]
     bake_default: bool = True
     limits: HostLimits = DEFAULTS
+    port_domains: tuple[str, ...] = DEFAULT_DOMAINS
+    """Domains under which the ports of sandboxes have names."""
+    vmm: VmmPolicy = vmm_policy.DEFAULT
     tls: TlsConfig | None = None
 
 
@@ -93,12 +99,12 @@ async def _run(
     events = Events()
     images = Images(config.images)
     launcher = LauncherClient(config.run_dir / "launcher.sock")
-    driver = await QemuDriver.create(
+    driver = await choice.make(
+        config.vmm,
         launcher=launcher,
         run_dir=config.run_dir,
-        folder=config.folder / "vmm",
+        folder=config.folder,
         ram_library=config.ram_library,
-        verdicts=config.run_dir,
         limits=config.limits,
     )
     network = (await launcher.hello()).network
@@ -124,16 +130,20 @@ async def _run(
     )
     sandboxes = Sandboxes(context, Snapshots(config.folder / "snapshots"))
     await sandboxes.adopt_all()
-    tokens = TokenChecker()
+    tokens, names = TokenChecker(), PortNames(config.port_domains)
     for sandbox in sandboxes.all():
         tokens.require_generation(sandbox.record.sandbox_id, sandbox.record.generation)
-    service = NodeService(context, sandboxes, tokens, _node_id(config.folder), config.attach_url)
+    service = NodeService(
+        context, sandboxes, tokens, _node_id(config.folder), config.attach_url, names.url(config.attach_url)
+    )
     servers = [await service.serve_unix(control, config.control_uids)]
     if config.tls is not None:
         tls = config.tls
         servers.append(await service.serve_tls(tls.host, tls.port, tls.certificate, tls.key, tls.client_ca))
 
-    dataplane = DataPlaneServer(make_app(sessions, tokens, sandboxes), [data], tls=data_tls)
+    dataplane = DataPlaneServer(
+        make_app(sessions, tokens, sandboxes, port_domains=config.port_domains), [data], tls=data_tls
+    )
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
     holding = loop.create_task(_keep_ballast(context.ballast))

@@ -29,6 +29,7 @@ from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost
 from hatchway.node.images.store import Release
 from hatchway.node.record import Record
 from hatchway.node.vmm.seam import (
+    Baked,
     ExitStatus,
     SnapshotMismatch,
     Vm,
@@ -417,27 +418,9 @@ class Sandbox:
         try:
             baked = await self.context.baker.baked(self._release(), self.record.shape, self.progress)
             phases.done("bake")
-            self.save_in_hand("creating", durable=False)
-            phases.done("record")
-            greeting = Greeting(self.setup(), fresh=True, within=RESTORE_WITHIN_S)
-            try:
-                vm = await self.context.driver.restore(baked, self.vm_spec(), greeting.begin)
-            except SnapshotMismatch as error:
-                await greeting.give_up()
-                log.warning("%s: %s; booting cold instead", self.record.sandbox_id, error)
-                self.context.baker.discard(baked)
-                await self.context.launcher.kill_vm(self.record.sandbox_id)
-                await self.context.launcher.forget_vm(self.record.sandbox_id)
-                vm = await self.context.driver.start(self.vm_spec())
-                self.take(vm)
-                await self.bring_up(vm, phases, grow_from=0)
-            except BaseException:
-                await greeting.give_up()
-                raise
-            else:
-                self.take(vm)
-                phases.done("restore")
-                await self.bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
+            async with self.context.starts.turn():
+                phases.done("turn")
+                await self._restore(baked, phases)
         except BaseException as error:
             cause = await self.cause_of(error)
             await self.clear_vm()
@@ -445,6 +428,37 @@ class Sandbox:
                 self.ended_as(State.FAILED, cause, explained(error).cause)
             raise
         self.phases = phases.ms
+
+    async def _restore(self, baked: Baked | None, phases: Phases) -> None:
+        """The machine of a bake, or a cold boot where there is none that can be used."""
+        self.save_in_hand("creating", durable=False)
+        phases.done("record")
+        if baked is None:
+            await self._boot_cold(phases)
+            return
+        greeting = Greeting(self.setup(), fresh=True, within=RESTORE_WITHIN_S)
+        try:
+            vm = await self.context.driver.restore(baked, self.vm_spec(), greeting.begin)
+        except SnapshotMismatch as error:
+            await greeting.give_up()
+            log.warning("%s: %s; booting cold instead", self.record.sandbox_id, error)
+            await self.context.baker.discard(baked)
+            await self.context.launcher.kill_vm(self.record.sandbox_id)
+            await self.context.launcher.forget_vm(self.record.sandbox_id)
+            await self._boot_cold(phases)
+            return
+        except BaseException:
+            await greeting.give_up()
+            raise
+        self.take(vm)
+        phases.done("restore")
+        await self.bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
+
+    async def _boot_cold(self, phases: Phases) -> None:
+        vm = await self.context.driver.start(self.vm_spec())
+        self.take(vm)
+        phases.done("start")
+        await self.bring_up(vm, phases, grow_from=0)
 
     async def _start(self) -> None:
         if self.record.state == State.RUNNING:
@@ -455,20 +469,18 @@ class Sandbox:
     async def boot(self, in_hand: str) -> None:
         """Cold boot on the disk that is there; `in_hand` is what the record says meanwhile. Part of a verb; what fails leaves it `failed`."""
         phases = Phases()
-        self.save_in_hand(in_hand)
-        try:
-            vm = await self.context.driver.start(self.vm_spec())
-            self.take(vm)
-            phases.done("start")
-            await self.bring_up(vm, phases, grow_from=0)
-        except BaseException as error:
-            cause = await self.cause_of(error)
-            await self.clear_vm()
-            if isinstance(error, asyncio.CancelledError):
-                self._save(State.STOPPED)
-            else:
-                self.ended_as(State.FAILED, cause, explained(error).cause)
-            raise
+        async with self.context.starts.turn():
+            self.save_in_hand(in_hand)
+            try:
+                await self._boot_cold(phases)
+            except BaseException as error:
+                cause = await self.cause_of(error)
+                await self.clear_vm()
+                if isinstance(error, asyncio.CancelledError):
+                    self._save(State.STOPPED)
+                else:
+                    self.ended_as(State.FAILED, cause, explained(error).cause)
+                raise
         self.phases = phases.ms
 
     async def bring_up(

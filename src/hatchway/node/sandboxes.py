@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from hatchway.domain.errors import Conflict, Gone, HatchwayError, NotFound, Unavailable, Unprocessable
+from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unprocessable
 from hatchway.domain.lifecycle import Cause, SnapshotKind, State, Verb
 from hatchway.node import branching, suspension
 from hatchway.node import record as records
@@ -19,8 +19,6 @@ from hatchway.node.sandbox import Sandbox, new_record
 from hatchway.node.snapshots import Snapshots
 from hatchway.wire.node import Branch, BranchOutcome, ForkAnswer, Observed, SandboxSpec
 
-STARTS_AT_ONCE = 16
-"""Machines that are being started at the same time: more only take the cores from each other."""
 ADOPT_WITHIN_S = 5.0
 """How long the node's start waits for what it finds; a guest that does not answer is waited for while the others are served."""
 
@@ -37,10 +35,8 @@ class Sandboxes:
         self.snapshots = snapshots
         self._context = context
         self._sandboxes: dict[str, Sandbox] = {}
-        self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self._starting: dict[str, int] = {}
         """How many wait for the start of a sandbox, by id."""
-        self._draining = False
         self._adopting: set[asyncio.Task[None]] = set()
         self.quarantined: tuple[str, ...] = ()
         """Ids of VMs that run here and of which this node has no record: shown, never killed."""
@@ -118,10 +114,7 @@ class Sandboxes:
         return None if sandbox is None else sandbox.record.project
 
     async def create(self, spec: SandboxSpec) -> Observed:
-        """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed.
-
-        Raises `Gone("sandbox_deleted")` when it was deleted while its creation waited.
-        """
+        """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed."""
         sandbox = self._sandboxes.get(spec.sandbox_id)
         while sandbox is not None:
             self.get(spec.sandbox_id, spec.generation)
@@ -134,13 +127,19 @@ class Sandboxes:
             record = new_record(spec, self._context.host_boot_id)
             sandbox = Sandbox(self._context, self._context.root / spec.sandbox_id, record)
             self._sandboxes[spec.sandbox_id] = sandbox
-        async with self._starts:
-            self._check_still_there(sandbox)
-            if sandbox.record.boot_id is not None and sandbox.record.state in set(State):
-                return sandbox.observed()  # it was made: a creation would take its disk from it
-            if spec.snapshot_id is not None:
-                return await snapshotting.create(sandbox, self.snapshots, spec.snapshot_id)
-            return await sandbox.create()
+        if sandbox.record.boot_id is not None and sandbox.record.state in set(State):
+            return sandbox.observed()  # it was made: a creation would take its disk from it
+        if spec.snapshot_id is not None:
+            return await snapshotting.create(sandbox, self.snapshots, spec.snapshot_id)
+        return await sandbox.create()
+
+    async def start(self, sandbox: Sandbox) -> Observed:
+        """Cold boot. Raises `HostExhausted` where the host has no room for it now."""
+        return await self._admitted(sandbox, sandbox.start)
+
+    async def restore(self, sandbox: Sandbox) -> Observed:
+        """Brings a suspended sandbox back, where the host has room for its memory."""
+        return await self._admitted(sandbox, lambda: suspension.restore(sandbox))
 
     async def rollback(self, sandbox: Sandbox, snapshot_id: str) -> Observed:
         """Goes back to a snapshot, where the host has room for what it needs."""
@@ -149,27 +148,17 @@ class Sandboxes:
             return await snapshotting.rollback(sandbox, self.snapshots, snapshot_id)
         return await self._admitted(sandbox, lambda: snapshotting.rollback(sandbox, self.snapshots, snapshot_id))
 
-    async def start(self, sandbox: Sandbox) -> Observed:
-        """Cold boot, not too many at once. Raises `HostExhausted` where the host has no room for it now."""
-        return await self._admitted(sandbox, sandbox.start)
-
     async def _admitted(self, sandbox: Sandbox, verb: Callable[[], Awaitable[Observed]]) -> Observed:
         name = sandbox.record.sandbox_id
         if not sandbox.holding().has_memory and name not in self._starting:
             self._admit_start(sandbox)
         self._starting[name] = self._starting.get(name, 0) + 1
         try:
-            async with self._starts:
-                self._check_still_there(sandbox)
-                return await verb()
+            return await verb()
         finally:
             self._starting[name] -= 1
             if not self._starting[name]:
                 del self._starting[name]
-
-    async def restore(self, sandbox: Sandbox) -> Observed:
-        """Brings a suspended sandbox back, where the host has room for its memory."""
-        return await self._admitted(sandbox, lambda: suspension.restore(sandbox))
 
     async def fork(self, source: Sandbox, wanted: Sequence[Branch]) -> ForkAnswer:
         """Makes branches of a sandbox; asked again, those that are there are answered as they are.
@@ -249,14 +238,6 @@ class Sandboxes:
         except OSError as error:
             raise explained(error) from error
 
-    def _check_still_there(self, sandbox: Sandbox) -> None:
-        """Behind a wait: nothing may be made for a sandbox that nobody would ever find again, nor while the service ends."""
-        sandbox_id = sandbox.record.sandbox_id
-        if self._sandboxes.get(sandbox_id) is not sandbox:
-            raise Gone("sandbox_deleted", f"The sandbox {sandbox_id} was deleted meanwhile.", "Create a new one.")
-        if self._draining:
-            raise Unavailable("draining", "The service is being taken down.", "Try again when it is up again.")
-
     def _admit(self, spec: SandboxSpec) -> None:
         isolation = self._context.driver.isolation
         if spec.require_isolation is not None and spec.require_isolation != isolation:
@@ -275,7 +256,7 @@ class Sandboxes:
     async def drain(self) -> None:
         """Powers every guest off, because the service is about to go down; the disks stay. What waits to be started is not started."""
         reason = "The service was taken down."
-        self._draining = True
+        self._context.starts.close()
         results = await asyncio.gather(
             *(
                 s.stop(reason, 10.0, Cause.SERVICE_DOWN)

@@ -29,13 +29,20 @@ class NodeService:
     """Serves control processes; each method's request and answer are named in `wire.node.METHODS`."""
 
     def __init__(
-        self, context: Context, sandboxes: Sandboxes, tokens: TokenChecker, node_id: str, attach_url: str
+        self,
+        context: Context,
+        sandboxes: Sandboxes,
+        tokens: TokenChecker,
+        node_id: str,
+        attach_url: str,
+        port_url: str = "",
     ) -> None:
         self._context = context
         self._sandboxes = sandboxes
         self._tokens = tokens
         self._node_id = node_id
         self._attach_url = attach_url
+        self._port_url = port_url
         self._connections: set[asyncio.Task[None]] = set()
         methods: dict[str, Callable[[Connection, Any], Awaitable[object]]] = {
             "node.info": self._info,
@@ -107,6 +114,7 @@ class NodeService:
             version=__version__,
             boot_id=self._context.host_boot_id,
             attach_url=self._attach_url,
+            port_url=self._port_url,
             isolation=driver.isolation,
             vmm=f"{driver.name} {driver.version}",
             cpus=capacity.max_vcpus(),

@@ -56,7 +56,8 @@ class Snapshots:
 
     def load(self) -> None:
         """Reads back what there is. What was not finished is removed; what cannot be read is left alone, and not shown."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self._folder.exists():
+            return
         for folder in sorted(self._folder.iterdir()):
             if not is_id(folder.name) or not (folder / RECORD).exists():
                 shutil.rmtree(folder, ignore_errors=True)
@@ -120,6 +121,7 @@ class Snapshots:
     async def _make(self, source: Sandbox, request: SnapshotRequest, stopped: list[float]) -> None:
         source.require(Verb.SNAPSHOT)
         folder = self.folder_of(request.snapshot_id)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         standing: Sequence[Standing] = ()
         try:

@@ -147,13 +147,9 @@ async def _restore(sandbox: Sandbox) -> None:
     sandbox.require(Verb.RESTORE)
     folder, phases = sandbox.folder / SUSPENDED, Phases()
     greeting = Greeting(sandbox.setup(), fresh=False, within=RESTORE_WITHIN_S)
-    sandbox.save_in_hand("restoring", durable=False)
     try:
-        vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin)
-        sandbox.take(vm)
-        phases.done("load")
-        await vm.resume()
-        await sandbox.bring_up(vm, phases, greeting, thaw=True)
+        async with sandbox.context.starts.turn():
+            await _bring_back(sandbox, folder, greeting, phases)
     except BaseException as error:
         await asyncio.shield(_give_up(sandbox, greeting, folder, error))
         if isinstance(error, SnapshotMismatch):
@@ -164,6 +160,15 @@ async def _restore(sandbox: Sandbox) -> None:
     sandbox.publish()
     # In its own time: what is not removed now is in nobody's way.
     sandbox.chore(asyncio.to_thread(_remove, sandbox.folder))
+
+
+async def _bring_back(sandbox: Sandbox, folder: Path, greeting: Greeting, phases: Phases) -> None:
+    sandbox.save_in_hand("restoring", durable=False)
+    vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin)
+    sandbox.take(vm)
+    phases.done("load")
+    await vm.resume()
+    await sandbox.bring_up(vm, phases, greeting, thaw=True)
 
 
 async def _give_up(sandbox: Sandbox, greeting: Greeting, folder: Path, error: BaseException) -> None:

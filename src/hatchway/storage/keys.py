@@ -37,11 +37,6 @@ def ensure_project(connection: Connection, name: str) -> None:
         connection.execute(insert(projects), {"name": name, "created_at": time.time()})
 
 
-def list_projects(connection: Connection) -> list[tuple[str, float]]:
-    """Name and creation time of every project."""
-    return [(row.name, row.created_at) for row in connection.execute(select(projects).order_by(projects.c.name))]
-
-
 def create(
     connection: Connection,
     *,

@@ -36,6 +36,7 @@ projects = Table(
     metadata,
     Column("name", String(63), primary_key=True),
     Column("created_at", Float, nullable=False),
+    Column("require_isolation", String(16)),
 )
 
 api_keys = Table(

@@ -8,13 +8,16 @@ import stat
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
+from hatchway.domain import vmm_policy
 from hatchway.domain.checking import explain
 from hatchway.domain.errors import Forbidden, HatchwayError, Unprocessable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
+from hatchway.domain.vmm_policy import DriverName, VmmPolicy
 from hatchway.supervisor.settings import (
     DEFAULT_API_PORT,
     DEFAULT_DATA_PORT,
@@ -29,6 +32,9 @@ NAME = "hatchway.toml"
 MAX_OCTETS = 256 * 1024
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
+Domain = Annotated[
+    str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*$", max_length=200)
+]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+$")]
 
 
@@ -52,7 +58,10 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     bake: bool = True
     api: Listener = Listener()
     data: Listener = Listener()
+    port_domains: Annotated[tuple[Domain, ...], Meta(max_length=16)] = ("localhost",)
+    """Names of sandboxes' ports lie under these domains, of which nothing else may use a name."""
     limits: HostLimits = DEFAULTS
+    vmm: VmmPolicy = vmm_policy.DEFAULT
 
 
 def find(named: Path | None, data_dir: Path) -> Path | None:
@@ -118,6 +127,7 @@ def settings(
     profile: Profile | None = None,
     allow_emulated: bool | None = None,
     bake: bool | None = None,
+    vmm: DriverName | None = None,
     api_host: str | None = None,
     api_port: int | None = None,
     data_host: str | None = None,
@@ -130,6 +140,8 @@ def settings(
     path = find(named, data_dir)
     file = File() if path is None else read(path)
     folder = data_dir if path is None else path.parent
+    if path is not None:
+        _check_domains(path, file)
     return Settings(
         data_dir=data_dir,
         config=path,
@@ -138,6 +150,7 @@ def settings(
         uid_base=file.uid_base,
         bake=file.bake if bake is None else bake,
         limits=file.limits,
+        vmm=file.vmm if vmm is None else msgspec.structs.replace(file.vmm, driver=vmm),
         api_host=api_host or file.api.host,
         api_port=_first(api_port, file.api.port, DEFAULT_API_PORT),
         api_tls=_tls(path, folder, "api", file.api),
@@ -146,7 +159,17 @@ def settings(
         data_port=_first(data_port, file.data.port, DEFAULT_DATA_PORT),
         data_tls=_tls(path, folder, "data", file.data),
         data_url=file.data.url,
+        port_domains=file.port_domains,
     )
+
+
+def _check_domains(path: Path, file: File) -> None:
+    """A service under a domain of ports would get no request: all names there are ports'."""
+    for url in filter(None, (file.api.url, file.data.url)):
+        host = (urlsplit(url).hostname or "").removesuffix(".")
+        for domain in file.port_domains:
+            if host.endswith(f".{domain}"):
+                raise invalid(path, f"`{url}` lies under the domain of ports {domain}")
 
 
 def _first(*values: int | None) -> int:

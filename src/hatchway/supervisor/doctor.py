@@ -1,15 +1,19 @@
 """`hatchway doctor`: what this host offers, what is lacking, and what to do about it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
+from dataclasses import replace
 
 from hatchway.domain.errors import HatchwayError
 from hatchway.node.images.host import missing_packages
 from hatchway.node.images.store import Images
+from hatchway.node.vmm import choice, firecracker_probe
 from hatchway.node.vmm.probe import Finding, examine
-from hatchway.supervisor import folder
+from hatchway.node.vmm.seam import VmmError
+from hatchway.supervisor import folder, profile, uids
 from hatchway.supervisor.settings import Settings, libexec
 
 _MARKS = {"ok": "ok", "degraded": "degraded", "missing": "MISSING"}
@@ -38,7 +42,14 @@ async def _host(settings: Settings) -> list[Finding]:
     while not data.exists():
         data = data.parent
     verdicts = settings.run if settings.run.is_dir() and os.access(settings.run, os.W_OK) else data
-    return await examine(data=data, verdicts=verdicts, kernel=kernel)
+    found = await examine(data=data, verdicts=verdicts, kernel=kernel)
+    found.append(await firecracker_probe.look(settings.vmm, verdicts, kernel))
+    try:
+        chosen = await choice.choose(settings.vmm, settings.node, verdicts, kernel)
+        found.append(Finding("vmm", "ok", f"{chosen.driver}: {chosen.why}"))
+    except VmmError as error:
+        found.append(Finding("vmm", "missing", str(error), "docs/installation.md shows how to bring Firecracker."))
+    return found
 
 
 def _installation(settings: Settings) -> list[Finding]:
@@ -59,6 +70,7 @@ def _installation(settings: Settings) -> list[Finding]:
     else:
         findings.append(Finding("packages", "ok", "everything that builds a template is installed"))
     findings.append(_folder(settings))
+    findings += _profile(settings)
     holder = folder.Lock(settings).holder()
     findings.append(Finding("service", "ok", f"up, pid {holder}" if holder else "not up"))
     if settings.identity.rootless:
@@ -71,8 +83,35 @@ def _installation(settings: Settings) -> list[Finding]:
             )
         )
     else:
-        findings.append(Finding("privileges", "ok", "root: every VM gets a user id of its own"))
+        findings.append(_user_ids(settings))
     return findings
+
+
+def _profile(settings: Settings) -> list[Finding]:
+    """What `up` would refuse with these settings."""
+    told = f"{settings.profile}, settings from {settings.config or 'nowhere: the defaults'}"
+    refused = []
+    with contextlib.suppress(HatchwayError):  # what is wrong with the user ids is another finding
+        settings = replace(settings, uid_base=uids.base_of(settings))
+    for check in (profile.check_listeners, profile.check_tls, profile.check_folder):
+        try:
+            check(settings)
+        except HatchwayError as error:
+            refused.append(Finding("profile", "missing", error.cause, error.remedy))
+        except OSError as error:
+            refused.append(
+                Finding("profile", "degraded", f"not everything could be looked at: {error}", "Run it as root.")
+            )
+    return refused or [Finding("profile", "ok", told)]
+
+
+def _user_ids(settings: Settings) -> Finding:
+    try:
+        base = uids.base_of(settings)
+    except HatchwayError as error:
+        return Finding("privileges", "missing", error.cause, error.remedy)
+    which = "from a range that is drawn when the data folder is made" if base is None else f"from {base} on"
+    return Finding("privileges", "ok", f"root: every VM gets a user id of its own, {which}")
 
 
 def _folder(settings: Settings) -> Finding:

@@ -78,6 +78,8 @@ def check_private(settings: Settings) -> None:
     """Raises `Forbidden("insecure_state")` for state that others than its owner can read, or that belongs to somebody else."""
     ids = settings.identity
     for folder, owner in ((settings.control, ids.control), (settings.node, ids.node)):
+        if not folder.exists():
+            continue  # it will be made, as it should be
         for path in (folder, *sorted(folder.iterdir())):
             found = path.lstat()
             if found.st_uid not in (owner, os.geteuid()):
@@ -104,13 +106,30 @@ def note(settings: Settings) -> None:
             file.write("production\n")
 
 
+def check_vmm(settings: Settings, kernel: Path) -> None:
+    """Raises `Unavailable("vmm_unusable")` where the machine monitor that was asked for cannot run the sandboxes here."""
+    from hatchway.node.vmm import choice
+    from hatchway.node.vmm.seam import VmmError
+
+    try:
+        asyncio.run(choice.choose(settings.vmm, settings.node, settings.run, kernel))
+    except VmmError as error:
+        raise Unavailable(
+            "vmm_unusable",
+            str(error),
+            "`hatchway doctor` shows what there is; docs/installation.md how to bring Firecracker.",
+        ) from error
+
+
 def check_isolation(settings: Settings, kernel: Path) -> None:
     """Raises `Unavailable("isolation_emulated")` where production would run sandboxes under emulation that nobody asked for by name."""
     if not settings.production or settings.allow_emulated:
         return
-    from hatchway.node.vmm import machines, probe
+    from hatchway.node.vmm import choice, machines, probe
     from hatchway.node.vmm.host import Host
 
+    if asyncio.run(choice.choose(settings.vmm, settings.node, settings.run, kernel)).driver == "firecracker":
+        return  # it has hardware virtualization, or was not chosen
     machine = machines.machine_of(Host.read().architecture)
     verdict = asyncio.run(probe.kvm_verdict(machine, settings.run, kernel))
     if verdict is None or not verdict.works:
@@ -120,6 +139,13 @@ def check_isolation(settings: Settings, kernel: Path) -> None:
             + (verdict.detail if verdict is not None else "nothing is known of KVM here"),
             "Use a machine where `hatchway doctor` shows working KVM, or allow it by name: `allow_emulated = true`.",
         )
+
+
+def check_tls(settings: Settings) -> None:
+    """Raises what `load_tls` does, for either listener."""
+    for tls in (settings.api_tls, settings.data_tls):
+        if tls is not None:
+            load_tls(tls)
 
 
 def load_tls(tls: Tls) -> ssl.SSLContext:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hatchway.domain import vmm_policy
 from hatchway.domain.errors import Unavailable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
+from hatchway.domain.vmm_policy import VmmPolicy
 
 DEFAULT_API_PORT = 7070
 DEFAULT_DATA_PORT = 7071
@@ -73,6 +75,7 @@ class Settings:
     uid_base: int | None = None
     """First of the VMs' user ids; None: the range that the installation has, see `supervisor.uids`."""
     limits: HostLimits = DEFAULTS
+    vmm: VmmPolicy = vmm_policy.DEFAULT
     api_host: str = "127.0.0.1"
     api_port: int = DEFAULT_API_PORT
     api_tls: Tls | None = None
@@ -82,6 +85,8 @@ class Settings:
     data_port: int = DEFAULT_DATA_PORT
     data_tls: Tls | None = None
     data_url: str | None = None
+    port_domains: tuple[str, ...] = ("localhost",)
+    """Domains under which the ports of sandboxes have names; the first one is told to clients."""
     bake: bool = True
     """Bake the default shape of `seed:latest` at start, so that the first creation is fast."""
 

@@ -11,6 +11,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+
+import msgspec
 
 from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.supervisor import folder, logs, profile, service_manager, uids
@@ -54,6 +57,7 @@ class Supervisor:
         profile.check_listeners(self._settings)
         self._load_tls()
         self._take_folder()
+        profile.check_folder(self._settings)
         _require_vmm()
         api = folder.listen_tcp(self._settings.api_host, self._settings.api_port)
         data = folder.listen_tcp(self._settings.data_host, self._settings.data_port)
@@ -62,6 +66,7 @@ class Supervisor:
             self._probe_kvm()
             self._start_all(api, data)
             ended_by = self._supervise()
+            service_manager.stopping()  # from here on nobody says that we turn
             if ended_by is not signal.SIGUSR1:
                 self._drain()
         finally:
@@ -87,7 +92,7 @@ class Supervisor:
     # -- start
 
     def _take_folder(self) -> None:
-        """Makes the data folder ours: its user ids, its rooms, its lock; and sees that it fits the profile."""
+        """Makes the data folder ours: its user ids, its rooms, its lock."""
         if self._lock.holder() is not None:
             self._lock.take()  # says who has it
         self._claim = uids.claim(self._settings)
@@ -95,7 +100,6 @@ class Supervisor:
             self._settings = replace(self._settings, uid_base=self._claim.base)
         folder.prepare(self._settings)
         self._lock.take()
-        profile.check_folder(self._settings)
 
     def _load_tls(self) -> None:
         """Reads certificates and keys, as the user who may; a role that is started gets them in memory."""
@@ -156,12 +160,14 @@ class Supervisor:
 
         images = Images(self._settings.images)
         kernel = images.resolve("seed:latest").part("kernel")
-        command = [sys.executable, "-m", "hatchway.node.vmm.probe", str(self._settings.run), str(kernel)]
+        policy = msgspec.json.encode(self._settings.vmm).decode()
+        command = [sys.executable, "-m", "hatchway.node.vmm.verdicts", str(self._settings.run), str(kernel), policy]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode != 0:
             self._report(
                 {"event": "progress", "phase": "kvm", "message": f"no verdict, emulated: {done.stderr.strip()[-500:]}"}
             )
+        profile.check_vmm(self._settings, kernel)
         profile.check_isolation(self._settings, kernel)
         profile.note(self._settings)
 
@@ -202,6 +208,7 @@ class Supervisor:
         ids, settings = self._settings.identity, self._settings
         sock = folder.listen_unix(settings.run / "node.sock", socket.SOCK_STREAM, ids.control)
         attach_url = settings.data_url or _url(settings.data_host, data, settings.data_tls)
+        own_vmm = [] if settings.vmm.firecracker is None else [Path(settings.vmm.firecracker).parent]
 
         def body(ready: Callable[[], None]) -> None:
             from hatchway.node.main import NodeConfig, run
@@ -215,6 +222,8 @@ class Supervisor:
                 control_uids=frozenset({ids.control, 0}),
                 bake_default=settings.bake,
                 limits=settings.limits,
+                port_domains=settings.port_domains,
+                vmm=settings.vmm,
             )
             run(config, control=sock, data=data, ready=ready, data_tls=self._data_tls)
 
@@ -224,7 +233,7 @@ class Supervisor:
             settings.log / "node.log",
             body=body,
             sockets=(sock, data),
-            needs=(settings.node, settings.run, settings.images, libexec("hatchway-ram.so").parent),
+            needs=(settings.node, settings.run, settings.images, libexec("hatchway-ram.so").parent, *own_vmm),
         )
 
     def _control_role(self, api: socket.socket) -> Role:
@@ -343,7 +352,6 @@ class Supervisor:
             )
 
     def _end_all(self) -> None:
-        service_manager.stopping()
         for role in reversed(self._roles):
             role.ask_to_end()
             deadline = time.monotonic() + END_WITHIN_S

@@ -9,7 +9,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hatchway.domain.errors import Exhausted, HatchwayError, Internal, InvalidRequest, MethodNotAllowed, NotFound
+from hatchway.domain.errors import (
+    Exhausted,
+    HatchwayError,
+    Internal,
+    InvalidRequest,
+    MethodNotAllowed,
+    Misdirected,
+    NotFound,
+)
 from hatchway.node.dataplane.attach import Attach
 from hatchway.node.dataplane.control import Resize, Signal
 from hatchway.node.dataplane.files import routes as files
@@ -17,6 +25,9 @@ from hatchway.node.dataplane.files.limits import FileLimits
 from hatchway.node.dataplane.limits import PlaneLimits
 from hatchway.node.dataplane.output import Output
 from hatchway.node.dataplane.plane import Plane
+from hatchway.node.dataplane.ports.names import DEFAULT_DOMAINS, PortNames
+from hatchway.node.dataplane.ports.relay import Ports
+from hatchway.node.dataplane.ports.tunnel import Tunnel
 from hatchway.node.dataplane.problems import problem
 from hatchway.node.dataplane.requests import ClientGone
 from hatchway.node.dataplane.seam import Guests
@@ -36,10 +47,16 @@ def make_app(
     *,
     limits: PlaneLimits | None = None,
     file_limits: FileLimits | None = None,
+    port_domains: tuple[str, ...] = DEFAULT_DOMAINS,
     routes: Sequence[BaseRoute] = (),
 ) -> "App":
-    """Returns the data plane as an ASGI application; `routes` are further ones (files, ports) that check tokens themselves."""
+    """Returns the data plane as an ASGI application; ports have names under `port_domains`; `routes` are further ones that check tokens themselves.
+
+    Raises `ValueError` for a domain that is none.
+    """
     plane = Plane(sessions, tokens, guests, limits or PlaneLimits())
+    ports = Ports(plane, PortNames(port_domains))
+    tcp = "/v1/sandboxes/{sandbox_id}/ports/{port}/tcp"
     at = "/v1/sessions/{session_id}"
     inner = Router(
         routes=[
@@ -50,20 +67,23 @@ def make_app(
             Route(f"{at}/resize", Resize(plane), methods=["POST"]),
             Route(f"{at}/ws", _handshake_missing, methods=["GET"]),
             WebSocketRoute(f"{at}/ws", Terminal(plane)),
+            Route(tcp, _handshake_missing, methods=["GET"]),
+            WebSocketRoute(tcp, Tunnel(ports)),
             Route("/healthz", _healthz, methods=["GET"]),
             *files.make_routes(plane, file_limits),
             *routes,
             WebSocketRoute("/{path:path}", _Elsewhere()),
         ],
     )
-    return App(inner, plane)
+    return App(inner, plane, ports)
 
 
 class App:
     """Bounds the requests in flight and turns every error into a problem document."""
 
-    def __init__(self, inner: ASGIApp, plane: Plane) -> None:
+    def __init__(self, inner: ASGIApp, plane: Plane, ports: Ports) -> None:
         self.plane = plane
+        self.ports = ports
         self.in_flight = 0
         self._inner = inner
 
@@ -85,6 +105,7 @@ class App:
                     f"{self.plane.limits.requests} requests and streams are open on this node.",
                     "Close some, or try again later.",
                 )
+            self._refuse_hosts_of_ports(scope)
             await self._inner(scope, receive, watched)
         except ClientGone:
             return
@@ -100,6 +121,16 @@ class App:
                 await _refuse(ours, scope, receive, send)
         finally:
             self.in_flight -= 1
+
+    def _refuse_hosts_of_ports(self, scope: Scope) -> None:
+        """What a browser sends to the name of a port must never be taken for a request to the API."""
+        for name, value in scope["headers"]:
+            if name == b"host" and self.ports.names.covers(value.decode("latin-1")):
+                raise Misdirected(
+                    "unknown_host",
+                    f"The API has not the name {value.decode('latin-1')[:100]!r}.",
+                    "Use the node's own address; for a port, a connection of its own.",
+                )
 
 
 async def _healthz(_: Request) -> Response:

@@ -21,8 +21,20 @@ class PlaneLimits:
     """Octets of a raw stream that are read at once."""
     terminal_octets: int = 64 * 1024
     """Output octets of one message of a terminal."""
-    stdin_ahead: int = 256 * 1024
+    stdin_ahead: int = 1024 * 1024
     """Octets of a stdin request that are taken from its client before the process took those before."""
     stdin_turn_s: float = 120.0
     """How long a stdin request waits for another one of the same session; longer than clients wait before they repeat one."""
+    port_connections: int = 4_096
+    """Connections to ports in guests."""
+    port_connections_per_sandbox: int = 192
+    """Those to one sandbox; below what a link carries, so that its files can be reached besides."""
+    port_dial_s: float = 15.0
+    """How long a connection to a port may take."""
+    port_answer_s: float = 600.0
+    """How long a port may take to begin its answer to a request."""
+    port_idle_s: float = 75.0
+    """How long a client's connection is kept for its next request."""
+    port_spare_s: float = 10.0
+    """How long a connection to a port is kept for the next request of the same client."""
     ping_s: float = 15.0

@@ -7,12 +7,13 @@ import resource
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import uvicorn
 
 from hatchway.node.dataplane.app import App
+from hatchway.node.dataplane.ports.front import front_of
 from hatchway.node.dataplane.websocket import MAX_MESSAGE, PING_S, BoundedWebSocket
-from hatchway.wire.http_head import BoundedHead
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class DataPlaneServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=BoundedHead,
+                http=cast(Any, front_of(app.ports)),  # what makes a protocol is all that is asked of it
                 loop="asyncio",
                 ws=BoundedWebSocket,
                 ws_max_size=MAX_MESSAGE,

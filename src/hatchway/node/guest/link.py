@@ -58,12 +58,17 @@ async def connect(
     return link
 
 
+DIALS_AT_ONCE = 16
+"""Of the requests that the agent takes at once: a port whose listener answers nobody must not hold up the rest for the time of a DIAL."""
+
+
 class Link:
     """One sandbox's agent; made by `connect`. What it promises is in `seam.GuestLink`."""
 
     def __init__(self, agent: AgentSocket, *, fresh: bool, vm_ended: asyncio.Event) -> None:
         self._peer = Peer(agent, fresh=fresh, vm_ended=vm_ended)
         self._streams = Streams(self._peer, self)
+        self._dials = asyncio.Semaphore(DIALS_AT_ONCE)
 
     @property
     def streams(self) -> int:
@@ -178,7 +183,8 @@ class Link:
         async def begin(stream: Stream) -> None:
             number = self._peer.requests.number()
             octets = channel.encode_dial(number, number=stream.number, key=stream.key, port=port, host=host)
-            await self._begin(stream.process, Request(number, "DIAL", lambda: octets))
+            async with self._dials:
+                await self._begin(stream.process, Request(number, "DIAL", lambda: octets))
             if self._peer.up:  # else the credit goes along when the link comes up
                 self._peer.write(stream.process.ack())
 

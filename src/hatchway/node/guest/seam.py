@@ -169,13 +169,13 @@ class GuestStream(Protocol):
         """Returns octets of a builtin's fd 2; b"" at its end."""
 
     async def write(self, data: bytes) -> None:
-        """Gives octets; returns when they were taken. Raises `GuestError(EPIPE)` when nobody takes any more.
+        """Gives octets; returns when all but a window of what was written were taken. Raises `GuestError(EPIPE)` when nobody takes any more.
 
-        After a call that was cancelled nothing but the end can be written, which comes behind the octets that were sent.
+        Also what a cancelled call was given is on its way.
         """
 
     async def write_eof(self) -> None:
-        """Nothing more will be written; of a connection, the direction to the peer is shut down."""
+        """Nothing more will be written; of a connection, the direction to the peer is shut down. Returns when all was taken."""
 
     async def wait(self) -> Proc:
         """Waits for the end (`ProcessState.CLOSED`): the program and its outputs, or both directions of the connection."""

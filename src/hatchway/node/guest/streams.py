@@ -1,7 +1,8 @@
 """The node's own streams with a guest: programs inside the agent and TCP connections there.
 
 The octets are not stored anywhere: what was received and not read waits here, within `WINDOW`, and only what was read is
-acknowledged. A reader that is slow or gone therefore holds up its own program or peer, at a bounded price.
+acknowledged. A reader that is slow or gone therefore holds up its own program or peer, at a bounded price. What is written waits
+here until the guest took it.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Protocol
 from hatchway.node.guest.peer import Peer
 from hatchway.node.guest.processes import Process
 from hatchway.node.guest.seam import GuestError, LinkLost, Proc, ProcessState
-from hatchway.wire.channel import FIRST_OWN_NUMBER
+from hatchway.wire.channel import FIRST_OWN_NUMBER, MAX_DATA, encode_input
 
 WINDOW = 256 * 1024
 """Octets of each output of a stream that wait on the host at most; what the agent keeps of one on its side."""
@@ -27,9 +28,6 @@ REFUSAL_WITHIN_S = 10.0
 
 class Verbs(Protocol):
     """What a stream asks of its link."""
-
-    async def send_input(self, number: int, offset: int, data: bytes, *, eof: bool = False) -> int:
-        """See `GuestLink`."""
 
     async def close_process(self, number: int) -> None:
         """See `GuestLink`."""
@@ -50,7 +48,11 @@ class Stream:
         self._waiting: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
         self._received = [0, 0]
         self._consumed = [0, 0]
-        self._written = 0
+        self._outbox = bytearray()
+        """What was written and not taken; it begins at the offset `_base`."""
+        self._base = 0
+        self._eof = False
+        self._feeding: asyncio.Task[None] | None = None
         self._proc: Proc | None = None
         self._lost: str | None = None
         self._closed = False
@@ -69,13 +71,22 @@ class Stream:
 
     async def write(self, data: bytes) -> None:
         """See `GuestStream`."""
+        self._check()
+        if not self.process.has_stdin:
+            raise GuestError(errno.EBADF, "the program has no stdin")
+        if self._input_over() or self._eof:
+            raise GuestError(errno.EPIPE, "nobody reads from the stream any more")
         if data:
-            await self._give(data, eof=False)
+            self._outbox += data
+            self._give()
+            await self._taken(WINDOW)
 
     async def write_eof(self) -> None:
         """See `GuestStream`. That nobody reads any more is no error here."""
-        with contextlib.suppress(GuestError):
-            await self._give(b"", eof=True)
+        self._check()
+        self._eof = True
+        self._give()
+        await self._taken(0)
 
     async def wait(self) -> Proc:
         """See `GuestStream`."""
@@ -90,6 +101,9 @@ class Stream:
         self._closed = True
         for waiting in self._waiting:
             waiting.clear()
+        self._outbox.clear()
+        if self._feeding is not None:
+            self._feeding.cancel()
         self._wake()
         self._streams.forget(self)
 
@@ -158,20 +172,57 @@ class Stream:
     def _has_all(self) -> bool:
         return self._at_end(0) and self._at_end(1)
 
-    async def _give(self, data: bytes, *, eof: bool) -> None:
-        self._check()
-        if self._proc is not None and self._proc.state >= self._input_ends:
-            raise GuestError(errno.EPIPE, "nobody reads from the stream any more")
-        # Behind a write that was cancelled in the middle only the end can come, at the place that was reached.
-        offset = min(self._written, max(self.process.sent, self.process.taken)) if eof else self._written
-        self._written += len(data)
-        try:
-            await self._streams.verbs.send_input(self.number, offset, data, eof=eof)
-        except GuestError as error:
-            self._check()
-            if error.errno == errno.ESRCH:
-                raise LinkLost("the stream is gone") from None
-            raise
+    # -- what is written
+
+    def _input_over(self) -> bool:
+        return self._proc is not None and self._proc.state >= self._input_ends
+
+    def _give(self) -> None:
+        if self._feeding is None or self._feeding.done():
+            self._feeding = asyncio.get_running_loop().create_task(self._feed())
+
+    async def _taken(self, ahead: int) -> None:
+        """Waits until at most `ahead` octets are not taken."""
+        while len(self._outbox) > ahead and not self._input_over():
+            await self._change()
+
+    async def _feed(self) -> None:
+        """Sends what is in the outbox as credit allows, and keeps it until it was taken; after each resynchronisation again from there."""
+        process, peer = self.process, self._peer
+        generation = position = -1
+        with contextlib.suppress(LinkLost):
+            while not (process.forgotten or self._closed or self._input_over()):
+                peer.check()
+                taken = process.taken - self._base
+                if taken > 0:
+                    del self._outbox[:taken]
+                    self._base = process.taken
+                    self._wake()
+                end = self._base + len(self._outbox)
+                if peer.writable and process.input_open:
+                    if generation != peer.generation:
+                        generation, position = peer.generation, self._base
+                    position = self._send(position, end)
+                if not self._outbox and (not self._eof or process.eof_at is not None):
+                    return
+                peer.arm(waiting=True)
+                await process.input_change()
+        self._wake()
+
+    def _send(self, position: int, end: int) -> int:
+        process = self.process
+        while True:
+            size = max(0, min(MAX_DATA, end - position, process.input_end - position))
+            last = self._eof and position + size == end
+            if size == 0 and not (last and process.eof_at is None):
+                return position
+            at = position - self._base
+            self._peer.write(encode_input(self.number, position, bytes(self._outbox[at : at + size]), eof=last))
+            position += size
+            process.sent = max(process.sent, position)
+            if last:
+                process.eof_at = end
+                return position
 
     def _check(self) -> None:
         if self._closed:

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from time import monotonic
 from typing import Protocol
 
 from hatchway.domain.errors import HostExhausted, Internal
@@ -26,6 +27,9 @@ from hatchway.node.vmm.seam import Baked, Driver, LauncherUnavailable, LaunchRef
 
 BOOT_WITHIN_S = 120.0
 """A cold boot takes 2 to 5 s on an idle host with software emulation."""
+FAILED_PAUSE_S, USELESS_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0, 600.0
+"""How long no bake is tried after one that failed, or after two that were useless; doubled each time, up to the last."""
+TROUBLE_FORGOTTEN_S = 3600.0
 _TAIL = 2_000
 """Octets of the guest's console in an error."""
 _DEVICE_STATE = 64 << 20
@@ -60,6 +64,26 @@ class _InFlight:
             watcher(phase, fraction)
 
 
+class _Trouble:
+    """Bakes of one key that failed, or that no machine could be restored from."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last = 0.0
+        self.until = 0.0
+        """Until when none is made (monotonic)."""
+        self.error: Internal | None = None
+        """Why the last one failed; None: it was made, and was useless."""
+
+    def pause(self, first_s: float) -> None:
+        self.until = monotonic() + min(first_s * 2**self.count, LONGEST_PAUSE_S)
+
+
+def _again(error: Internal) -> Internal:
+    """The error of a bake that failed a moment ago, for one who would only make it fail again."""
+    return Internal(error.code, error.cause, error.remedy, **error.extra)
+
+
 class Baker:
     """Gives the baked snapshot that fits a release, a shape and this host; makes it where there is none.
 
@@ -88,11 +112,12 @@ class Baker:
         self._sizes: dict[str, int] = {}
         """What the files of a known bake take, in octets."""
         self._flights: dict[str, _InFlight] = {}
+        self._troubles: dict[str, _Trouble] = {}
         self._one = asyncio.Lock()
         self._recovered = False
 
-    async def baked(self, release: Release, shape: Shape, progress: Progress | None = None) -> Baked:
-        """Returns the baked snapshot for this release and shape, at once when there is one.
+    async def baked(self, release: Release, shape: Shape, progress: Progress | None = None) -> Baked | None:
+        """Returns the baked snapshot for this release and shape, at once when there is one; None where they turned out useless of late.
 
         Its disk is as large as the sandbox's or smaller (`Baked.shape`): sandboxes of all sizes between two steps share one, and grow.
 
@@ -106,6 +131,11 @@ class Baker:
         if known is not None and known.memory.exists():
             self._bakes.touch(key)
             return known
+        trouble = self._troubles.get(key)
+        if trouble is not None and monotonic() < trouble.until:
+            if trouble.error is not None:
+                raise _again(trouble.error)
+            return None
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _InFlight()
@@ -126,10 +156,22 @@ class Baker:
         """What the bakes in use want of the host's page cache, in MiB, for admission: restores are fast as long as they are in it."""
         return sum(self._sizes.get(key, 0) for key in self._known) >> 20
 
-    def discard(self, baked: Baked) -> None:
-        """Removes a bake that turned out to be useless; the next caller gets a new one."""
-        self._known.pop(baked.key, None)
-        self._bakes.remove(baked.key)
+    async def discard(self, baked: Baked) -> None:
+        """Removes a bake that turned out to be useless; the next caller gets a new one.
+
+        One that was made anew meanwhile stays. Where the new ones turn out the same, none is made for a while.
+        """
+        if self._known.get(baked.key) is not baked:
+            return
+        del self._known[baked.key]
+        trouble = self._troubles.setdefault(baked.key, _Trouble())
+        if trouble.error is not None or monotonic() - trouble.last > TROUBLE_FORGOTTEN_S:
+            trouble.error, trouble.count = None, 0
+        if trouble.count:  # the first may have been an old one
+            trouble.pause(USELESS_PAUSE_S)
+        trouble.count += 1
+        trouble.last = monotonic()
+        await asyncio.to_thread(self._bakes.remove, baked.key)
 
     async def recover(self) -> None:
         """Ends what a node that died in the middle of a bake left: its VM and its files. Done before the first bake in any case."""
@@ -163,10 +205,19 @@ class Baker:
                     baked = await self._bake(key, release, shape, flight.report)
                 else:
                     await asyncio.to_thread(warm_page_cache, baked)
+            if (trouble := self._troubles.get(key)) is not None and trouble.error is not None:
+                del self._troubles[key]
             self._sizes[key] = await asyncio.to_thread(files.size_on_disk, baked.folder)
             self._known[key] = baked
             self._bakes.touch(key)
             return baked
+        except Internal as error:
+            trouble = self._troubles.setdefault(key, _Trouble())
+            trouble.error = error
+            trouble.pause(FAILED_PAUSE_S)
+            trouble.count += 1
+            trouble.last = monotonic()
+            raise
         except OSError as error:
             if disk_is_full(error):
                 raise HostExhausted(
@@ -184,7 +235,7 @@ class Baker:
             (shape.memory_mib << 20) + _DEVICE_STATE,
             frozenset(self._in_use()) | set(self._flights),
         )
-        started = time.monotonic()
+        started = monotonic()
         vm_id = new_id()
         work = self._bakes.work / vm_id
         made = work / "made"
@@ -219,7 +270,7 @@ class Baker:
             raise await self._failed(release, vm, error) from error
         finally:
             await asyncio.shield(self._clear(vm, vm_id, work))
-        log.info("baked %s in %.1f s", key, time.monotonic() - started)
+        log.info("baked %s in %.1f s", key, monotonic() - started)
         return baked
 
     async def _first_jobs(self, vm: Vm, report: Callable[..., None]) -> None:

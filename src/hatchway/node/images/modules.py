@@ -15,6 +15,9 @@ from hatchway.domain.errors import Unavailable
 NEEDED = ("virtio_mmio", "virtio_blk", "virtio_net", "virtio_console", "virtio_rng", "ext4", "erofs", "overlay")
 """What a guest needs to find its disks, its channel, its network and randomness; each is built in or a module."""
 
+FOR_VSOCK = ("vmw_vsock_virtio_transport",)
+"""What it needs besides where its channel is a vsock (Firecracker); loaded there only."""
+
 _SUFFIXES = (".ko", ".ko.xz", ".ko.zst", ".ko.gz")
 MAX_MODULE = 64 << 20
 
@@ -135,7 +138,12 @@ def load_order(
     return order
 
 
-def collect(folder: Path, wanted: Iterable[str] = NEEDED) -> Mapping[str, bytes]:
+def only_for_vsock(name: str) -> bool:
+    """Tells whether a module is of use only where the channel is a vsock."""
+    return name == "vsock" or name.startswith("vmw_vsock_")
+
+
+def collect(folder: Path, wanted: Iterable[str] = (*NEEDED, *FOR_VSOCK)) -> Mapping[str, bytes]:
     """Returns the modules that `wanted` needs under `folder`, in load order, as name → ELF file. Raises `Unavailable`."""
     files = index(folder)
     contents: dict[str, bytes] = {}

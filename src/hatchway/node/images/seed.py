@@ -149,7 +149,9 @@ class _Build:
         )
 
     def _kernel(self) -> CachedPart:
-        key = key_of("kernel 1", self._distribution.id, self._distribution.codename, *modules.NEEDED)
+        key = key_of(
+            "kernel 1", self._distribution.id, self._distribution.codename, *modules.NEEDED, *modules.FOR_VSOCK
+        )
         cached = self._cache.find("kernel", key)
         if cached is not None and not self._refresh:
             return cached

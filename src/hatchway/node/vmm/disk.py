@@ -122,7 +122,7 @@ def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
     if disk is not None:
         if disk.layers[-1].format == "raw":
             raise VmmError(
-                "The sandbox's disk is one raw file, made for Firecracker. Run the node with `--vmm firecracker`, or make the sandbox anew."
+                'The sandbox\'s disk is one raw file, made for Firecracker. Set `driver = "firecracker"` in [vmm] of hatchway.toml.'
             )
         return disk
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -158,7 +158,7 @@ def prepare_raw(folder: Path, source: Path, size: int) -> Disk:
         replace_file(folder / RECORD, msgspec.json.encode(disk.layers))
     if [layer.format for layer in disk.layers] != ["raw"]:
         raise VmmError(
-            "The sandbox's disk is in layers, which only QEMU can use. Run the node with `--vmm qemu`, or make the sandbox anew."
+            'The sandbox\'s disk is in layers, which only QEMU can use. Set `driver = "qemu"` in [vmm] of hatchway.toml.'
         )
     return disk
 

@@ -113,7 +113,10 @@ class Api:
                 parser.feed_data(data)
             except httptools.HttpParserError as error:
                 raise VmmError(f"Firecracker's answer to {method} {path} is not HTTP.") from error
-        return int(parser.get_status_code()), bytes(answer.body)
+        status = int(parser.get_status_code())
+        if status < 200:  # another one would follow
+            raise VmmError(f"Firecracker's answer to {method} {path} is none: status {status}.")
+        return status, bytes(answer.body)
 
 
 def _decode(content: bytes) -> dict[str, Any]:

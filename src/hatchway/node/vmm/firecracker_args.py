@@ -16,7 +16,7 @@ from hatchway.node.vmm import tree
 ARGS_VERSION = 1
 API_SOCKET = "/tmp/api.sock"  # in the jail, which has a /tmp of its own
 AGENT_SOCKET = "/tmp/vsock.sock"
-AGENT_PORT = 1024
+AGENT_PORT = 1000
 """vsock port of the agent; the kernel keeps those below 1024 for root, so that no other user of the guest can take it."""
 GUEST_CID = 3
 GUEST_MAC = "02:fc:00:00:00:02"

@@ -41,7 +41,8 @@ def find(configured: Path | None = None, *, path: str | None = None, program: st
     found = str(configured) if configured is not None else shutil.which(program, path=path)
     if found is None:
         raise VmmMissing(
-            f"{program} is not installed. Put a static build of a release into a folder of PATH, or name it: --firecracker FILE"
+            f"{program} is not installed. Put a static build of a release into a folder of PATH, "
+            'or name it: `firecracker = "/FILE"` in [vmm] of hatchway.toml.'
         )
     binary = Path(found).resolve()
     try:
@@ -65,5 +66,5 @@ def check(installed: Installed, allowed: Collection[str] = (), *, program: str =
         if hole.name not in allowed:
             raise FirecrackerRefused(
                 f"{program} {installed.version} is behind {hole.name} ({hole.what}). Install a release without it ({hole.fixed}), "
-                f"or accept it: --allow-advisory {hole.name}"
+                f'or accept it: `allow_advisories = ["{hole.name}"]` in [vmm] of hatchway.toml.'
             )

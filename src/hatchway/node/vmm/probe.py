@@ -12,10 +12,9 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -80,8 +79,27 @@ async def kvm_verdict(machine: Machine, folder: Path, kernel: Path | None, *, fr
     `fresh` takes it anew. Raises `VmmMissing`, `VmmError`, `OSError` (the folder cannot be written).
     """
     installed = await asyncio.to_thread(machines.find, machine, hardware=True)
+
+    async def attempt(image: Path) -> tuple[bool, str]:
+        return await try_kvm(installed, image)
+
+    return await verdict_on(installed.binary, folder, kernel, attempt, fresh=fresh)
+
+
+async def verdict_on(
+    binary: Path,
+    folder: Path,
+    kernel: Path | None,
+    attempt: Callable[[Path], Awaitable[tuple[bool, str]]],
+    *,
+    fresh: bool = False,
+) -> Verdict | None:
+    """Returns the verdict on KVM with one VMM that is cached in `folder`, or has `attempt` take it with `kernel`; None when there is neither.
+
+    `attempt` tells whether the kernel came through, and what happened. Raises what it raises, `OSError`.
+    """
     boot_id = Host.read().boot_id
-    vmm = await asyncio.to_thread(_sha256, installed.binary)
+    vmm = await asyncio.to_thread(_sha256, binary)
     kernel_digest = await asyncio.to_thread(_sha256, kernel) if kernel is not None else None
     kept = [known for known in _load(folder) if known.boot_id == boot_id]
     if not fresh:
@@ -90,7 +108,7 @@ async def kvm_verdict(machine: Machine, folder: Path, kernel: Path | None, *, fr
                 return known
     if kernel is None or kernel_digest is None:
         return None
-    works, detail = await try_kvm(installed, kernel)
+    works, detail = await attempt(kernel)
     verdict = Verdict(
         boot_id=boot_id,
         vmm_sha256=vmm,
@@ -110,12 +128,23 @@ async def try_kvm(installed: Installed, kernel: Path, within: float = KVM_WITHIN
     except OSError as error:
         return False, f"/dev/kvm cannot be opened: {os.strerror(error.errno or 0)}."
     machine = installed.machine
-    process = await asyncio.create_subprocess_exec(
+    command = [
         str(installed.binary),
         *("-M", machine.machine, "-accel", "kvm", "-cpu", machine.hardware_cpu, "-m", "256M", "-smp", "1"),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),
         *("-kernel", str(kernel), "-append", f"{machine.cmdline} root=/dev/none"),
+    ]
+    return await boots(command, "QEMU", within)
+
+
+async def boots(command: Sequence[str], name: str, within: float = KVM_WITHIN_S) -> tuple[bool, str]:
+    """Runs a VMM whose guest has a kernel, a console on standard output and no root, until the kernel misses its root.
+
+    Returns whether it came so far within `within` seconds, and what happened, for people. Raises `OSError`.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -135,14 +164,14 @@ async def try_kvm(installed: Installed, kernel: Path, within: float = KVM_WITHIN
         await process.wait()
     took = time.monotonic() - started
     if came_through:
-        return True, f"The guest kernel came through under KVM in {took:.1f} s."
+        return True, f"The guest kernel came through under KVM with {name} in {took:.1f} s."
     last = console.decode(errors="replace").strip().splitlines()[-1:] or ["no line at all"]
     if came_through is None:
         return (
             False,
-            f"KVM opens, but the guest kernel made no progress within {within:g} s (last line: {last[0][:120]!r}).",
+            f"KVM opens, but the guest kernel made no progress with {name} within {within:g} s (last line: {last[0][:120]!r}).",
         )
-    return False, f"KVM opens, but QEMU ended: {words[-300:] or last[0][:120]!r}."
+    return False, f"KVM opens, but {name} ended: {words[-300:] or last[0][:120]!r}."
 
 
 async def _watch(process: asyncio.subprocess.Process, console: bytearray) -> bool:
@@ -325,22 +354,3 @@ def _reflink(data: Path) -> Finding:
             "XFS or Btrfs copies disks at once.",
         )
     return Finding("data folder", "ok", f"{free} MiB free; the file system has reflinks.")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`python -m hatchway.node.vmm.probe FOLDER KERNEL`: takes the verdict on KVM where FOLDER has none for this boot, and says it.
-
-    Run by the supervisor, before the roles that may not open /dev/kvm themselves; returns the exit status.
-    """
-    folder, kernel = map(Path, arguments)
-    try:
-        verdict = asyncio.run(kvm_verdict(machines.machine_of(Host.read().architecture), folder, kernel))
-    except (VmmError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(verdict.detail if verdict is not None else "no verdict")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

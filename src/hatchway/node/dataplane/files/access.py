@@ -36,6 +36,7 @@ class Files:
 
     def __post_init__(self) -> None:
         self._running: Counter[str] = Counter()
+        self._all = 0
 
     def call(self, scope: Scope, receive: Receive, send: Send, known: Collection[str]) -> "Call":
         """A request that may be answered. Raises `Unauthenticated`, `Forbidden`, and what `Query` does."""
@@ -49,21 +50,23 @@ class Files:
     @contextmanager
     def counted(self, sandbox_id: str, *, watch: bool = False) -> Iterator[None]:
         """A place for one operation on a sandbox. Raises `Exhausted("too_many_file_operations")`."""
-        names = (sandbox_id, sandbox_id + _WATCH) if watch else (sandbox_id,)
-        for name, most in zip(names, (self.limits.per_sandbox, self.limits.watches), strict=False):
+        limits = self.limits
+        bounds = [(sandbox_id, limits.per_sandbox, "file operations of the sandbox")]
+        if watch:
+            bounds.append((sandbox_id + _WATCH, limits.watches, "watches of the sandbox"))
+        if self._all >= limits.per_node:
+            raise too_many(f"{limits.per_node} file operations of the node are in hand.")
+        for name, most, what in bounds:
             if self._running[name] >= most:
-                raise too_many(
-                    f"{most} {'watches' if name is not sandbox_id else 'file operations'} of the sandbox are in hand."
-                )
-        for name in names:
-            self._running[name] += 1
+                raise too_many(f"{most} {what} are in hand.")
+        self._running.update(name for name, _, _ in bounds)
+        self._all += 1
         try:
             yield
         finally:
-            for name in names:
-                self._running[name] -= 1
-                if not self._running[name]:
-                    del self._running[name]
+            self._all -= 1
+            self._running.subtract(name for name, _, _ in bounds)
+            self._running += Counter()  # forgets those that are 0
 
 
 @dataclass

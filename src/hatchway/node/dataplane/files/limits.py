@@ -9,8 +9,10 @@ class FileLimits:
 
     per_sandbox: int = 28
     """Operations on one sandbox at one time; the agent has room for 32."""
+    per_node: int = 512
+    """Operations at one time on all sandboxes of the node: each may hold up to a MiB of octets that wait."""
     watches: int = 16
-    """Of these, watches."""
+    """Of those of one sandbox, watches."""
     answer_s: float = 60.0
     """How long the guest may take to begin its answer, to give the next octets of one, or to take octets of an upload."""
     work_s: float = 900.0
