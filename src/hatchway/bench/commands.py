@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hatchway import client
 from hatchway.bench.bare import BareVm, Ground, find_ground
+from hatchway.bench.hostile import fair, hostile, neighbour
 from hatchway.bench.idle import measure
 from hatchway.bench.options import Options
 from hatchway.bench.report import Metric, percentile, show
@@ -153,6 +154,9 @@ BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "exec": execute,
     "idle": idle,
     "stream": stream,
+    "hostile": lambda options: hostile(options.progress),
+    "neighbour": lambda options: neighbour(options.runs),
+    "fair": lambda _: fair(),
 }
 
 
