@@ -323,6 +323,7 @@ def host(monkeypatch: pytest.MonkeyPatch, *, version: str | None, works: bool | 
             boot_id="b", vmm_sha256="v", kernel_sha256="k", works=works, detail="what was found", taken_at=0.0
         )
 
+    monkeypatch.setattr(choice, "YAMA", Path("/nonexistent"))
     monkeypatch.setattr(firecracker_install, "find", find)
     monkeypatch.setattr(firecracker_probe, "verdict", verdict)
 
@@ -366,6 +367,20 @@ async def test_the_driver_is_what_was_asked_for_and_can_be(
     found = await choice.choose(VmmPolicy(driver=driver), tmp_path, tmp_path)
     assert found.driver == expected
     assert why in found.why
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"), [("0", "firecracker"), ("1", "firecracker"), ("2", "qemu"), ("3", "qemu")]
+)
+async def test_a_host_that_hides_the_memory_of_a_child_has_no_firecracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scope: str, expected: str
+) -> None:
+    host(monkeypatch, version="1.14.4", works=True)
+    (tmp_path / "scope").write_text(f"{scope}\n")
+    monkeypatch.setattr(choice, "YAMA", tmp_path / "scope")
+    found = await choice.choose(VmmPolicy(), tmp_path, tmp_path)
+    assert found.driver == expected
+    assert ("ptrace scope" in found.why) == (expected == "qemu")
 
 
 def test_a_node_without_sandboxes_is_bound_to_nothing(tmp_path: Path) -> None:
