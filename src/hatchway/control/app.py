@@ -23,6 +23,7 @@ from hatchway.control import (
     sessions,
     templates,
     tokens,
+    usage,
 )
 from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
 from hatchway.control.plane import Plane
@@ -43,6 +44,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *sandboxes.ENDPOINTS,
     *sessions.ENDPOINTS,
     *tokens.ENDPOINTS,
+    *usage.ENDPOINTS,
     *operations.ENDPOINTS,
     *events.ENDPOINTS,
     *templates.ENDPOINTS,
