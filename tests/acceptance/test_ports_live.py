@@ -116,7 +116,7 @@ async def test_many_at_once_and_large_ones(reached: Reached) -> None:
     async with httpx.AsyncClient(base_url=reached.data_url, headers=headers, timeout=WITHIN_S, limits=limits) as client:
         answers = await asyncio.gather(*[client.get("/os-release") for _ in range(100)])
         assert {answer.status_code for answer in answers} == {200}
-    sent = bytes(range(256)) * 40_000
+    sent = bytes(range(256)) * 8_000
     address = f"{reached.data_url.replace('http', 'ws')}/v1/sandboxes/{reached.sandbox.id}/ports/9000/tcp"
     authorized = {"authorization": f"Bearer {reached.token}"}
     async with connect(address, additional_headers=authorized, proxy=None) as connection:
