@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -110,6 +109,17 @@ async def changed(stand: Stand, vm: Vm, folder: Path) -> None:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def other_bake(baked: Baked, folder: Path, changes: dict[str, bytes]) -> Path:
+    """The same bake but for some of its files."""
+    folder.mkdir()
+    for path in baked.folder.iterdir():
+        if path.name in changes:
+            (folder / path.name).write_bytes(changes[path.name])
+        else:
+            os.link(path, folder / path.name)
+    return folder
 
 
 def status_of(pid: int, name: str) -> str:
@@ -321,16 +331,12 @@ async def test_a_capture_on_a_full_disk_fails_and_the_machine_goes_on(
 async def test_a_damaged_snapshot_is_refused_and_leaves_nothing(
     stand: Stand, baked: Baked, tmp_path: Path, honest: bool, how: str
 ) -> None:
-    folder = tmp_path / "damaged"
-    shutil.copytree(baked.folder, folder)
     whole = baked.state.read_bytes()
     state = whole[: len(whole) // 2] if how == "cut" else os.urandom(len(whole))
-    os.chmod(folder / "state", 0o600)
-    (folder / "state").write_bytes(state)
+    manifest = json.loads((baked.folder / "manifest.json").read_bytes())
     if honest:  # its manifest says so, and only Firecracker can find out
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        manifest.update(state_sha256=digest(folder / "state"), state_size=len(state))
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        manifest.update(state_sha256=hashlib.sha256(state).hexdigest(), state_size=len(state))
+    folder = other_bake(baked, tmp_path / "damaged", {"state": state, "manifest.json": json.dumps(manifest).encode()})
     with pytest.raises(SnapshotMismatch, match="could not load" if honest else "damaged"):
         await stand.driver.restore(replace(baked, folder=folder), stand.spec())
     assert await stand.left() == []
@@ -343,10 +349,9 @@ async def test_a_snapshot_of_another_shape_network_or_driver_is_refused(
         await stand.driver.restore(baked, stand.spec(shape=structs.replace(SHAPE, memory_mib=512)))
     with pytest.raises(SnapshotMismatch, match="network"):
         await stand.driver.restore(baked, stand.spec(network=False))
-    other = tmp_path / "other"
-    shutil.copytree(baked.folder, other)
-    manifest = json.loads((other / "manifest.json").read_bytes())
-    (other / "manifest.json").write_text(json.dumps({**manifest, "build": "0" * 64}))
+    manifest = json.loads((baked.folder / "manifest.json").read_bytes())
+    described = json.dumps({**manifest, "build": "0" * 64}).encode()
+    other = other_bake(baked, tmp_path / "other", {"manifest.json": described})
     with pytest.raises(SnapshotMismatch, match="build of the VMM"):
         await stand.driver.restore(replace(baked, folder=other), stand.spec())
     assert await stand.left() == []

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from vmm_harness import DRIVERS, SHAPE, WITHIN_S, Ground, Stand, lack_of_guests, standing
 
+from hatchway.domain.host_limits import HostLimits
 from hatchway.domain.lifecycle import Cause, State
 from hatchway.domain.shapes import Shape
 from hatchway.node.endings import ended_by
@@ -100,6 +102,15 @@ async def test_a_vmm_beyond_its_memory_is_known_to_have_run_out_of_it(stand: Sta
     with pytest.raises(VmmDied) as died:  # so does a node that finds it after a restart
         await again.adopt(guest.vm.spec)
     assert died.value.status == guest.vm.exit
+
+
+async def test_a_disk_is_no_faster_than_its_bound(stand: Stand, baked: Baked) -> None:
+    """Bursts of forty operations a second; the time is a bound from below, which a slow machine does not break."""
+    stand.driver._limits = HostLimits(disk_ops_s=10)  # type: ignore[attr-defined]
+    guest = await stand.restored(baked)
+    began = time.monotonic()
+    await guest.sh("dd if=/dev/zero of=/var/tmp/bounded bs=4k count=120 oflag=direct,sync")
+    assert time.monotonic() - began > 2.0, "120 writes passed at more than sixty a second"
 
 
 # -- starting

@@ -145,6 +145,8 @@ class NodeDouble:
                 return wire.Empty()
             case "sandbox.create":
                 return self._create(request)
+            case "sandbox.metrics":
+                return self._metrics(request)
             case "sandbox.get":
                 return self._box(request)
             case "sandbox.delete":
@@ -185,6 +187,27 @@ class NodeDouble:
         if ref.generation < seen.generation:
             raise Conflict("stale_generation", "A newer one was here.", "")
         return seen
+
+    def _metrics(self, ref: wire.SandboxRef) -> wire.SandboxMetrics:
+        seen = self._box(ref)
+        known = wire.SandboxMetrics(
+            sandbox_id=seen.sandbox_id, state=seen.state, observed_at=1.0, host=wire.HostUsage(disk_bytes=4096)
+        )
+        if seen.state != State.RUNNING:
+            return msgspec.structs.replace(known, guest_error=f"The sandbox is {seen.state}.")
+        guest = wire.GuestUsage(
+            uptime_s=2.0,
+            cpus=1,
+            cpu_user_s=0.5,
+            cpu_system_s=0.25,
+            load1=0.1,
+            processes=7,
+            memory_total_bytes=1 << 28,
+            memory_available_bytes=1 << 27,
+            disk_total_bytes=2**63,
+            disk_free_bytes=1,
+        )
+        return msgspec.structs.replace(known, guest=guest, host=wire.HostUsage(cpu_s=1.5, disk_bytes=4096))
 
     def _create(self, spec: wire.SandboxSpec) -> wire.Observed:
         seen = self.boxes.get(spec.sandbox_id)

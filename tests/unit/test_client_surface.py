@@ -11,15 +11,15 @@ from hatchway.client import aio, sync
 
 NAMES = """
 AsyncHatchway AsyncSandbox AsyncSession BadAnswer CommandFailed Conflict ConnectionFailed End Exhausted Exit Forbidden Gap
-Gone Hatchway HatchwayError HeadTooLarge HostExhausted Internal InvalidRequest Key NewKey NotFound Operation OperationError
-OperationFailed Output OutputLimit Result Sandbox SandboxInfo ServiceEvent Session SessionEvent SessionInfo Started
+Gone GuestUsage Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key NewKey NotFound Operation OperationError
+OperationFailed Output OutputLimit Result Sandbox SandboxInfo SandboxMetrics ServiceEvent Session SessionEvent SessionInfo Started
 StreamLost StreamName Template TooLarge Unauthenticated Unavailable Unprocessable UnsupportedMedia Usage WaitTimeout
 """
 
 METHODS = {
     "Hatchway": "close events",
     "Sandboxes": "create delete get list",
-    "Sandbox": "delete id pause refresh resume run sessions start start_vm state stop update wake",
+    "Sandbox": "delete id metrics pause refresh resume run sessions start start_vm state stop update wake",
     "Sessions": "get",
     "Session": "attach close close_stdin delete exit id info kill output refresh resize send_signal wait write_stdin",
     "Operations": "cancel get list wait",

@@ -287,14 +287,14 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @root
-@pytest.mark.usefixtures("locks")
-def test_two_installations_have_ranges_of_their_own(tmp_path: Path) -> None:
+def test_two_installations_have_ranges_of_their_own(tmp_path: Path, locks: Path) -> None:
     one, other = (uids.claim(Settings(data_dir=tmp_path / name)) for name in ("one", "other"))
     assert one is not None
     assert other is not None
     assert abs(one.base - other.base) >= UID_RANGE
     one.release()
     other.release()
+    assert list(locks.iterdir()) == []
 
 
 @root

@@ -250,7 +250,7 @@ def test_the_disk_is_bounded_in_every_way_of_starting() -> None:
     limits = HostLimits(disk_mib_s=3, disk_ops_s=7)
     for options in ({"incoming": True}, {"cmdline": "quiet"}, {"incoming": True, "devices_only": True}):
         argv = qemu_args.arguments(parts(limits=limits, **options))
-        group = json.loads(argv[argv.index("-object", argv.index("-add-fd")) + 1])
+        group = json.loads(next(word for word in argv if "throttle-group" in word and word.startswith("{")))
         assert group["limits"] == {
             "bps-total": 3 << 20,
             "bps-total-max": 12 << 20,
@@ -259,5 +259,6 @@ def test_the_disk_is_bounded_in_every_way_of_starting() -> None:
             "iops-total-max": 28,
             "iops-total-max-length": 10,
         }
-        assert any(f"drive={qemu_args.DISK_NODE}," in word for word in argv)
+        for node in (qemu_args.BASE_NODE, qemu_args.DISK_NODE):
+            assert any(f"drive={node}," in word for word in argv)
     assert qemu_args.throttle_limits(HostLimits(disk_mib_s=0, disk_ops_s=0)) == {}

@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -73,10 +73,15 @@ def find_ground(data_dir: Path, shape: Shape | None = None) -> Ground:
     )
 
 
-def command(ground: Ground, memory: Path, boot: tuple[Path, Path] | None = None) -> tuple[str, ...]:
-    """Returns QEMU's command line with the devices of the baked machine: to restore it, or to `boot` this kernel and initramfs."""
+def command(
+    ground: Ground, memory: Path, boot: tuple[Path, Path] | None = None, emulated_cpu: str | None = None
+) -> tuple[str, ...]:
+    """Returns QEMU's command line with the devices of the baked machine: to restore it, or to `boot` this kernel and initramfs,
+    perhaps with another emulated processor than ours."""
     host = Host.read()
     machine = machines.machine_of(host.architecture)
+    if emulated_cpu is not None:
+        machine = replace(machine, emulated_cpu=emulated_cpu)
     cmdline = None
     if boot is not None:
         own = ground.release.manifest.cmdline

@@ -1,18 +1,19 @@
 """The benches, and those of them that are about time: `floor`, `create`, `exec`. Each measures the service and the bare floor in turn, in the same run."""
 
-import contextlib
-import itertools
 import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hatchway import client
-from hatchway.bench.bare import BareVm, Ground, find_ground
+from hatchway.bench.concurrency import concurrency
+from hatchway.bench.density import density
+from hatchway.bench.files import files
+from hatchway.bench.floor import make_floor
+from hatchway.bench.hostile import fair, hostile, neighbour
 from hatchway.bench.idle import measure
 from hatchway.bench.options import Options
 from hatchway.bench.report import Metric, percentile, show
@@ -25,38 +26,9 @@ ROUNDS = 5
 WARM_UP = 2
 
 
-class _Floor:
-    """Makes bare VMs, each in a folder of its own that is gone at the end."""
-
-    def __init__(self, ground: Ground, work: Path) -> None:
-        self._ground = ground
-        self._work = work
-        self._numbers = itertools.count()
-
-    @contextlib.contextmanager
-    def vm(self) -> Iterator[tuple[BareVm, float]]:
-        """A restored VM and the milliseconds that it took."""
-        vm = BareVm(self._ground, self._work / str(next(self._numbers)))
-        try:
-            yield vm, vm.restore()
-        finally:
-            vm.end()
-
-    def restore(self) -> float:
-        """Restores one VM, ends it, returns the milliseconds."""
-        with self.vm() as (_, took):
-            return took
-
-
-@contextlib.contextmanager
-def _floor(options: Options) -> Iterator[_Floor]:
-    with tempfile.TemporaryDirectory(prefix="hatchway-bench-") as work:
-        yield _Floor(find_ground(options.data_dir), Path(work))
-
-
 def floor(options: Options) -> list[Metric]:
     """What the bare VMM can do here: restore to the agent's answer, `true` and a Python in the VM."""
-    with _floor(options) as bare:
+    with make_floor(options.data_dir) as bare:
         restores = [bare.restore() for _ in range(options.runs)]
         with bare.vm() as (vm, _):
             trues = [vm.execute(["/bin/true"]) for _ in range(options.runs)]
@@ -74,7 +46,7 @@ def create(options: Options) -> list[Metric]:
     """create→running through the API, against a bare restore; one at a time in turn with the floor, then ten at once."""
     ours: list[float] = []
     floors: list[float] = []
-    with Hatchway() as hatchway, _floor(options) as bare:
+    with Hatchway() as hatchway, make_floor(options.data_dir) as bare:
         for number in range(WARM_UP + options.runs):
             options.progress(f"create {number + 1} of {WARM_UP + options.runs}")
             took, sandbox = _create(hatchway)
@@ -122,7 +94,12 @@ def execute(options: Options) -> list[Metric]:
     ours: dict[str, list[float]] = {"exec_true": [], "exec_python": []}
     bare_times: dict[str, list[float]] = {"exec_true": [], "exec_python": []}
     commands = {"exec_true": ["/bin/true"], "exec_python": ["/usr/bin/python3", "-c", "print(6*7)"]}
-    with Hatchway() as hatchway, _floor(options) as bare, bare.vm() as (vm, _), hatchway.sandboxes.create() as sandbox:
+    with (
+        Hatchway() as hatchway,
+        make_floor(options.data_dir) as bare,
+        bare.vm() as (vm, _),
+        hatchway.sandboxes.create() as sandbox,
+    ):
         for name, argv in commands.items():
             for number in range(WARM_UP + options.runs):
                 options.progress(f"{name} {number + 1} of {WARM_UP + options.runs}")
@@ -153,6 +130,12 @@ BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "exec": execute,
     "idle": idle,
     "stream": stream,
+    "files": files,
+    "density": density,
+    "concurrency": concurrency,
+    "hostile": lambda options: hostile(options.progress),
+    "neighbour": lambda options: neighbour(options.runs),
+    "fair": lambda _: fair(),
 }
 
 

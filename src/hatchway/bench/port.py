@@ -17,9 +17,9 @@ PIECE = 256 * 1024
 
 
 class BarePort:
-    """One booted VM; `end` must be called whatever happens."""
+    """One booted VM, with the processor of our sandboxes or another emulated one; `end` must be called whatever happens."""
 
-    def __init__(self, ground: Ground, folder: Path) -> None:
+    def __init__(self, ground: Ground, folder: Path, emulated_cpu: str | None = None) -> None:
         folder.mkdir()
         self._qemu = BareQemu(ground, folder)
         try:
@@ -29,7 +29,7 @@ class BarePort:
             initrd.write_bytes(ground.release.part("initrd").read_bytes() + gzip.compress(archive([program]), 1))
             with memory.open("wb") as file:
                 file.truncate(ground.shape.memory_mib * 2**20)
-            self._qemu.start(command(ground, memory, (ground.release.part("kernel"), initrd)))
+            self._qemu.start(command(ground, memory, (ground.release.part("kernel"), initrd), emulated_cpu))
             self._port = connect(folder / "agent")
             self.take(1)
         except BaseException:

@@ -137,7 +137,10 @@ def doctor(data_dir: DataDir = None, config: Config = None, json: Json = False) 
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[floor|create|exec|idle|stream|hostile|neighbour|fair]...", help="Default: all."),
+        typer.Argument(
+            metavar="[floor|create|exec|idle|stream|files|density|concurrency|hostile|neighbour|fair]...",
+            help="Default: all.",
+        ),
     ] = None,
     runs: Annotated[int, typer.Option("--runs", min=3, max=1000, help="Counted runs of each.")] = 20,
     data_dir: DataDir = None,

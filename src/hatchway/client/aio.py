@@ -19,6 +19,7 @@ from .models import (
     Operation,
     Result,
     SandboxInfo,
+    SandboxMetrics,
     ServiceEvent,
     SessionInfo,
     Template,
@@ -143,6 +144,10 @@ class AsyncSandbox:
         """Asks the service for the sandbox as it is now."""
         self.info = await self._driver.run(calls.get_sandbox(self.id))
         return self.info
+
+    async def metrics(self) -> SandboxMetrics:
+        """Asks what it uses: CPU, memory, disk and processes, as its guest says and as its host counts."""
+        return await self._driver.run(calls.sandbox_metrics(self.id))
 
     async def update(
         self, *, name: str | UnsetType | None = UNSET, metadata: Mapping[str, str] | UnsetType = UNSET

@@ -18,7 +18,7 @@ from .errors import (
     WaitTimeout,
     from_problem,
 )
-from .models import Access, Key, NewKey, Operation, Page, SandboxInfo, SessionInfo, Template
+from .models import Access, Key, NewKey, Operation, Page, SandboxInfo, SandboxMetrics, SessionInfo, Template
 from .steps import Flow, Pause, Reply, Request
 
 T = TypeVar("T")
@@ -169,6 +169,12 @@ def get_sandbox(sandbox_id: str) -> Flow[SandboxInfo]:
     """Asks for one sandbox."""
     reply = yield from exchange(Request("GET", f"/v1/sandboxes/{_segment(sandbox_id)}"))
     return _either(reply.body, "sandbox", SandboxInfo)
+
+
+def sandbox_metrics(sandbox_id: str) -> Flow[SandboxMetrics]:
+    """Asks what a sandbox uses."""
+    reply = yield from exchange(Request("GET", f"/v1/sandboxes/{_segment(sandbox_id)}/metrics"))
+    return decode(reply.body, SandboxMetrics)
 
 
 def update_sandbox(sandbox_id: str, body: Mapping[str, object]) -> Flow[SandboxInfo]:

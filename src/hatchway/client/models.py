@@ -52,6 +52,48 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     deleted_at: float | None = None
 
 
+class GuestUsage(_Record, frozen=True, kw_only=True):
+    """What the guest says that it uses; whoever is root in it can make it say anything. CPU times are since its boot."""
+
+    uptime_s: float = 0.0
+    cpus: int = 0
+    cpu_user_s: float = 0.0
+    cpu_system_s: float = 0.0
+    load1: float = 0.0
+    processes: int = 0
+    memory_total_bytes: int = 0
+    memory_available_bytes: int = 0
+    disk_total_bytes: int = 0
+    disk_free_bytes: int = 0
+
+
+class HostUsage(_Record, frozen=True, kw_only=True):
+    """What the host counts of the sandbox's machine monitor; zeros where nothing runs, or nothing is counted."""
+
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    """With the page cache that it was the first to touch."""
+    memory_private_bytes: int = 0
+    memory_peak_bytes: int = 0
+    memory_limit_bytes: int = 0
+    processes: int = 0
+    oom_kills: int = 0
+    disk_bytes: int = 0
+    """What its own disk takes; the template's is shared."""
+
+
+class SandboxMetrics(_Record, frozen=True, kw_only=True):
+    """What a sandbox uses, at `observed_at`."""
+
+    sandbox_id: str
+    state: str
+    observed_at: float = 0.0
+    guest: GuestUsage | None = None
+    """None where it does not run or does not answer; `guest_error` says why."""
+    guest_error: str = ""
+    host: HostUsage = HostUsage()
+
+
 class OperationError(_Record, frozen=True, kw_only=True):
     """Why an operation failed."""
 

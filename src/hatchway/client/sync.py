@@ -18,6 +18,7 @@ from .models import (
     Operation,
     Result,
     SandboxInfo,
+    SandboxMetrics,
     ServiceEvent,
     SessionInfo,
     Template,
@@ -144,6 +145,10 @@ class Sandbox:
         """Asks the service for the sandbox as it is now."""
         self.info = self._driver.run(calls.get_sandbox(self.id))
         return self.info
+
+    def metrics(self) -> SandboxMetrics:
+        """Asks what it uses: CPU, memory, disk and processes, as its guest says and as its host counts."""
+        return self._driver.run(calls.sandbox_metrics(self.id))
 
     def update(
         self, *, name: str | UnsetType | None = UNSET, metadata: Mapping[str, str] | UnsetType = UNSET

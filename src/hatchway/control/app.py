@@ -24,6 +24,7 @@ from hatchway.control import (
     snapshots,
     templates,
     tokens,
+    usage,
 )
 from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
 from hatchway.control.plane import Plane
@@ -45,6 +46,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *snapshots.ENDPOINTS,
     *sessions.ENDPOINTS,
     *tokens.ENDPOINTS,
+    *usage.ENDPOINTS,
     *operations.ENDPOINTS,
     *events.ENDPOINTS,
     *templates.ENDPOINTS,

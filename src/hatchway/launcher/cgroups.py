@@ -259,6 +259,14 @@ def _bound_all(version: str, bases: dict[str, str], memory_mib: int) -> None:
             _write(bases["memory"] + "/memory.limit_in_bytes", str(memory_mib << 20))
 
 
+def has_io(mount: str) -> bool:
+    """Whether a tree of version 2 has the controller of input and output."""
+    try:
+        return _V2_IO in _read(mount + "/cgroup.controllers").split()
+    except OSError:
+        return False
+
+
 def _has_io(version: str, bases: dict[str, str]) -> bool:
     if version == "v1":
         return _V1_IO in bases

@@ -15,7 +15,7 @@ import msgspec
 from hatchway import __version__
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import State
-from hatchway.node import capacity, suspension
+from hatchway.node import capacity, suspension, usage
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.sandboxes import Sandboxes
@@ -65,6 +65,7 @@ class NodeService:
             "sandbox.delete": self._delete,
             "sandbox.get": self._get,
             "sandbox.list": self._list,
+            "sandbox.metrics": self._metrics,
             "session.create": self._session_create,
             "session.get": self._session_get,
             "session.list": self._session_list,
@@ -195,6 +196,10 @@ class NodeService:
             sandboxes=tuple(sandbox.observed() for sandbox in self._sandboxes.all()),
             sequence=self._context.events.sequence,
         )
+
+    async def _metrics(self, _: Connection, request: wire.SandboxRef) -> wire.SandboxMetrics:
+        sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
+        return await usage.of(sandbox.holding(), sandbox.observed().state, sandbox.link, self._context.launcher)
 
     # -- snapshots
 

@@ -6,8 +6,10 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from hatchway.domain.errors import HatchwayError
+from hatchway.launcher import cgroups, devices
 from hatchway.node.images.host import missing_packages
 from hatchway.node.images.store import Images
 from hatchway.node.vmm import choice, firecracker_probe
@@ -43,6 +45,7 @@ async def _host(settings: Settings) -> list[Finding]:
         data = data.parent
     verdicts = settings.run if settings.run.is_dir() and os.access(settings.run, os.W_OK) else data
     found = await examine(data=data, verdicts=verdicts, kernel=kernel)
+    found.append(_io_limits(data))
     found.append(await firecracker_probe.look(settings.vmm, verdicts, kernel))
     try:
         chosen = await choice.choose(settings.vmm, settings.node, verdicts, kernel)
@@ -50,6 +53,26 @@ async def _host(settings: Settings) -> list[Finding]:
     except VmmError as error:
         found.append(Finding("vmm", "missing", str(error), "docs/installation.md shows how to bring Firecracker."))
     return found
+
+
+def _io_limits(data: Path) -> Finding:
+    """Whether control groups can bound what VMs read and write; their monitors do in any case."""
+    alone = "the machine monitors' own bounds hold alone"
+    if not devices.disk_of(data.stat().st_dev):
+        remedy = "Put the data folder on a file system that has a disk of its own."
+        return Finding(
+            "io limits", "degraded", f"{data} is on a file system that is on no disk of this host: {alone}.", remedy
+        )
+    for version, mounts in cgroups.mounted():
+        if version == "v1" and "blkio" in mounts:
+            return Finding(
+                "io limits", "ok", "Control groups version 1: writes that go to the disk at once are bounded."
+            )
+        if version == "v2" and cgroups.has_io(mounts[""]):
+            return Finding("io limits", "ok", "Control groups version 2.")
+    return Finding(
+        "io limits", "degraded", f"No control group bounds input and output: {alone}.", "Enable the controller `io`."
+    )
 
 
 def _installation(settings: Settings) -> list[Finding]:

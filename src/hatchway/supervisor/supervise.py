@@ -368,6 +368,8 @@ class Supervisor:
         for name in ("launcher.sock", "node.sock", "roles.json"):
             (self._settings.run / name).unlink(missing_ok=True)
         self._settings.endpoint.unlink(missing_ok=True)
+        if self._claim is not None:
+            self._claim.release()
 
 
 def _require_vmm() -> None:

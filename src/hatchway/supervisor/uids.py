@@ -26,14 +26,16 @@ TRIES = 20
 class Claim:
     """The hold on a range; the kernel drops it with the process."""
 
-    def __init__(self, base: int, locks: list[int]) -> None:
+    def __init__(self, base: int, locks: dict[Path, int]) -> None:
         self.base = base
         self._locks = locks
 
     def release(self) -> None:
-        """Lets another installation have it."""
-        for fd in self._locks:
+        """Lets another installation have it. Idempotent."""
+        for path, fd in self._locks.items():
+            path.unlink(missing_ok=True)  # while it is ours: who waits for this file looks whether it is still there
             os.close(fd)
+        self._locks.clear()
 
 
 def base_of(settings: Settings) -> int | None:
@@ -98,15 +100,29 @@ def _lock(base: int) -> Claim | None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or found.st_mode & 0o022:
         raise Forbidden("unsafe_folder", f"{LOCKS} is not root's alone.", f"`rm -r {LOCKS}`, or `chown root {LOCKS}`.")
     # One file per whole range; a base that somebody chose may lie across two of them.
-    locks: list[int] = []
+    locks: dict[Path, int] = {}
     for number in sorted({(base - 2) // UID_RANGE, (base - 3 + USED) // UID_RANGE}):
-        locks.append(os.open(LOCKS / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        try:
-            fcntl.flock(locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        path = LOCKS / str(number)
+        fd = _hold(path)
+        if fd is None:
             Claim(base, locks).release()
             return None
+        locks[path] = fd
     return Claim(base, locks)
+
+
+def _hold(path: Path) -> int | None:
+    """A descriptor that has the lock of the file that is at `path`; None where somebody else has it."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        if os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)  # who had it has removed it meanwhile
 
 
 def _inhabited(base: int) -> bool:

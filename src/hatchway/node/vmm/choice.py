@@ -20,6 +20,8 @@ from hatchway.wire.small_files import replace_file
 MARK = "vmm.json"
 """File in the node's folder that says what its sandboxes were made with."""
 
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
 log = logging.getLogger(__name__)
 
 
@@ -65,6 +67,9 @@ async def choose(policy: VmmPolicy, folder: Path, verdicts: Path, kernel: Path |
 
 async def _lack_of_firecracker(policy: VmmPolicy, verdicts: Path, kernel: Path | None) -> str | None:
     """Says what is in the way of Firecracker; None when nothing is."""
+    scope = _ptrace_scope()
+    if scope > 1:
+        return f"Yama's ptrace scope is {scope}: its shim could not read which files it opens. sysctl -w kernel.yama.ptrace_scope=1"
     try:
         configured = None if policy.firecracker is None else Path(policy.firecracker)
         installed = await asyncio.to_thread(firecracker_install.find, configured)
@@ -75,6 +80,13 @@ async def _lack_of_firecracker(policy: VmmPolicy, verdicts: Path, kernel: Path |
     if verdict is None:
         return "KVM was not probed with it yet."
     return None if verdict.works else verdict.detail
+
+
+def _ptrace_scope() -> int:
+    try:
+        return int(YAMA.read_text())
+    except (OSError, ValueError):
+        return 0  # most kernels have no Yama
 
 
 async def make(

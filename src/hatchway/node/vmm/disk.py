@@ -141,7 +141,7 @@ def prepare(folder: Path, lowest: Path, above: Path | None, size: int) -> Disk:
 
 
 def prepare_raw(folder: Path, source: Path, size: int) -> Disk:
-    """Returns the disk of `folder` as one raw file; makes it, `size` octets large, as a copy of `source` when there is none.
+    """Returns the disk of `folder` as one raw file of `size` octets at least; makes it as a copy of `source` when there is none.
 
     The copy costs as much as `source` holds, nothing where the file system shares blocks. Durable. Raises `VmmError` for a disk that
     another VMM made in layers, `OSError` (ENOSPC).
@@ -160,6 +160,8 @@ def prepare_raw(folder: Path, source: Path, size: int) -> Disk:
         raise VmmError(
             'The sandbox\'s disk is in layers, which only QEMU can use. Set `driver = "qemu"` in [vmm] of hatchway.toml.'
         )
+    if disk.size() < size:
+        os.truncate(disk.top, size)
     return disk
 
 

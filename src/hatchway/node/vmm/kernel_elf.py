@@ -11,6 +11,8 @@ from hatchway.node.vmm.seam import VmmError, VmmMissing
 from hatchway.wire.small_files import sync_folder
 
 MAX_ELF = 512 << 20
+KEPT = 4
+"""Kernels that stay unpacked, about 50 MiB each."""
 _UNPACK_S = 300.0
 _TOOLS = {b"\x28\xb5\x2f\xfd": ("zstd", ["-dcq"], 4), b"\x02\x21\x4c\x18": ("lz4", ["-dcq"], 4)}
 """Magic → tool, its arguments, octets behind the stream: the kernel's own note of its size."""
@@ -48,7 +50,14 @@ class Kernels:
             temporary.unlink(missing_ok=True)
             raise
         sync_folder(self._folder)
+        self._prune()
         return elf
+
+    def _prune(self) -> None:
+        """Removes all but the newest; a machine needs its kernel's file only until it runs, and has it open by then."""
+        kept = sorted(self._folder.glob("*.elf"), key=lambda path: path.stat().st_mtime_ns)
+        for path in kept[:-KEPT]:
+            path.unlink(missing_ok=True)
 
 
 def extract(image: Path) -> bytes:

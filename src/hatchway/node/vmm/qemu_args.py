@@ -21,6 +21,8 @@ RAM_PATH = "/hatchway/ram"
 """What the preload library answers with the descriptor in the environment variable `HATCHWAY_RAM_FD`."""
 TOP_NODE = "upper"
 """Name of the block node of the topmost file."""
+BASE_NODE = "base-bounded"
+"""Name of the block node that the guest reads the template from: it shares the bounds of the disk."""
 DISK_NODE = "upper-bounded"
 """Name of the block node that the guest writes to: what bounds its speed, above the topmost file."""
 CONSOLE_OCTETS = 65_536
@@ -124,8 +126,11 @@ def _fdset_path(fd: int) -> str:
 
 def _disks(parts: Parts) -> list[str]:
     bus = parts.machine.bus
-    argv = ["-add-fd", f"fd={BASE_FD},set={BASE_FD},opaque=base"]
+    group = {"qom-type": "throttle-group", "id": "disk-limits", "limits": throttle_limits(parts.limits)}
+    argv = ["-object", json.dumps(group, separators=(",", ":"))]
+    argv += ["-add-fd", f"fd={BASE_FD},set={BASE_FD},opaque=base"]
     argv += ["-blockdev", f"driver=file,node-name=base,filename={_fdset_path(BASE_FD)},read-only=on,locking=off"]
+    argv += ["-blockdev", f"driver=throttle,node-name={BASE_NODE},throttle-group=disk-limits,file=base,read-only=on"]
     below = None
     last = len(parts.layers) - 1
     for number, layer in enumerate(parts.layers):
@@ -139,10 +144,8 @@ def _disks(parts: Parts) -> list[str]:
             node += f",backing={below}" if below else ""
         argv += ["-blockdev", file, "-blockdev", node]
         below = name
-    group = {"qom-type": "throttle-group", "id": "disk-limits", "limits": throttle_limits(parts.limits)}
-    argv += ["-object", json.dumps(group, separators=(",", ":"))]
     argv += ["-blockdev", f"driver=throttle,node-name={DISK_NODE},throttle-group=disk-limits,file={below}"]
-    argv += ["-device", f"virtio-blk-{bus},id=base-disk,drive=base,serial=base"]
+    argv += ["-device", f"virtio-blk-{bus},id=base-disk,drive={BASE_NODE},serial=base"]
     # An I/O error, a full host disk included, goes to the guest: a VM that stops by itself would look as if it hung.
     argv += ["-device", f"virtio-blk-{bus},id=upper-disk,drive={DISK_NODE},serial=upper,werror=report,rerror=report"]
     return argv

@@ -8,11 +8,13 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hatchway.domain.errors import Unavailable
 from hatchway.domain.host_limits import HostLimits
 from hatchway.domain.shapes import Shape
 from hatchway.domain.vmm_policy import VmmPolicy
@@ -35,6 +37,8 @@ from hatchway.node.vmm.probe import Verdict
 from hatchway.node.vmm.seam import BootFiles, SnapshotMismatch, VmmDied, VmmError, VmmMissing, VmmTimeout, VmSpec
 from hatchway.node.vmm.shim import ShimError
 from hatchway.node.vmm.shim_vm import Kind
+from hatchway.supervisor import profile
+from hatchway.supervisor.settings import Settings
 
 MIB = 2**20
 
@@ -319,6 +323,7 @@ def host(monkeypatch: pytest.MonkeyPatch, *, version: str | None, works: bool | 
             boot_id="b", vmm_sha256="v", kernel_sha256="k", works=works, detail="what was found", taken_at=0.0
         )
 
+    monkeypatch.setattr(choice, "YAMA", Path("/nonexistent"))
     monkeypatch.setattr(firecracker_install, "find", find)
     monkeypatch.setattr(firecracker_probe, "verdict", verdict)
 
@@ -362,6 +367,20 @@ async def test_the_driver_is_what_was_asked_for_and_can_be(
     found = await choice.choose(VmmPolicy(driver=driver), tmp_path, tmp_path)
     assert found.driver == expected
     assert why in found.why
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"), [("0", "firecracker"), ("1", "firecracker"), ("2", "qemu"), ("3", "qemu")]
+)
+async def test_a_host_that_hides_the_memory_of_a_child_has_no_firecracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scope: str, expected: str
+) -> None:
+    host(monkeypatch, version="1.14.4", works=True)
+    (tmp_path / "scope").write_text(f"{scope}\n")
+    monkeypatch.setattr(choice, "YAMA", tmp_path / "scope")
+    found = await choice.choose(VmmPolicy(), tmp_path, tmp_path)
+    assert found.driver == expected
+    assert ("ptrace scope" in found.why) == (expected == "qemu")
 
 
 def test_a_node_without_sandboxes_is_bound_to_nothing(tmp_path: Path) -> None:
@@ -478,14 +497,39 @@ def test_zeros_take_no_space(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["memory"]
 
 
+def test_of_many_kernels_the_newest_stay(tmp_path: Path) -> None:
+    kernels = kernel_elf.Kernels(tmp_path / "kernels")
+    for number in range(kernel_elf.KEPT + 3):
+        (tmp_path / f"kernel-{number}").write_bytes(bzimage(b"\x7fELF" + bytes([number])))
+        last = kernels.elf(tmp_path / f"kernel-{number}")
+    assert last.exists()
+    assert len(list((tmp_path / "kernels").iterdir())) == kernel_elf.KEPT
+
+
+def test_a_monitor_that_cannot_be_used_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host(monkeypatch, version="1.14.4", works=False)
+    asked = Settings(data_dir=tmp_path, vmm=VmmPolicy(driver="firecracker"))
+    with pytest.raises(Unavailable, match="what was found") as caught:
+        profile.check_vmm(asked, tmp_path)
+    assert caught.value.code == "vmm_unusable"
+    host(monkeypatch, version="1.14.4", works=True)
+    profile.check_vmm(asked, tmp_path)
+    # Production goes by the monitor that is used, not by QEMU's verdict.
+    profile.check_isolation(replace(asked, profile="production"), tmp_path)
+
+
 def test_a_raw_disk_is_made_once_and_the_other_kind_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "template.raw"
     source.write_bytes(bytes(MIB) + b"data" + bytes(MIB))
     made = disk.prepare_raw(tmp_path / "one", source, 8 * MIB)
     assert made.size() == 8 * MIB
     assert made.top.read_bytes()[MIB : MIB + 4] == b"data"
-    made.top.write_bytes(b"what the guest wrote")
-    assert disk.prepare_raw(tmp_path / "one", source, 8 * MIB).top.read_bytes() == b"what the guest wrote"
+    with made.top.open("r+b") as file:
+        file.write(b"what the guest wrote")
+    for size in (8 * MIB, MIB, 16 * MIB):  # it grows with its sandbox, and never shrinks
+        again = disk.prepare_raw(tmp_path / "one", source, size)
+        assert again.size() == max(size, 8 * MIB)
+        assert again.top.read_bytes().startswith(b"what the guest wrote")
     with pytest.raises(VmmError, match="made for Firecracker"):
         disk.prepare(tmp_path / "one", source, None, 8 * MIB)
     disk.prepare(tmp_path / "two", source, None, 8 * MIB)
