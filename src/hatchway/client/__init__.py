@@ -1,8 +1,8 @@
 """The Python SDK: `Hatchway` for blocking code, `AsyncHatchway` for asyncio, and what they hand out.
 
-Imports no server code, only httpx, msgspec and the standard library; `cli/` and users call it. The logic of every call is
-in flows without I/O (`calls`, `streams`), which the drivers in `transport` and `atransport` carry out; what is not named in `__all__`
-here may change.
+Imports no server code, only httpx, msgspec, websockets and the standard library; `cli/` and users call it. The logic of every call is
+in flows without I/O (`calls`, `streams`, `filecalls`, `wires`), which the drivers in `transport` and `atransport` carry out; what is
+not named in `__all__` here may change.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,36 +25,51 @@ from .errors import (
     OutputLimit,
     StreamLost,
     TooLarge,
+    TransferFailed,
     Unauthenticated,
     Unavailable,
     Unprocessable,
+    UnsafeArchive,
     UnsupportedMedia,
     WaitTimeout,
 )
 from .events import End, Exit, Gap, Output, SessionEvent, Started, StreamName, Usage
 from .models import (
+    FileChange,
+    FileEntry,
     GuestUsage,
     HostUsage,
     Key,
+    Limits,
     NewKey,
     Operation,
     OperationError,
     Result,
     SandboxInfo,
     SandboxMetrics,
+    SandboxToken,
     ServiceEvent,
     SessionInfo,
     Template,
+    Transfer,
 )
 from .sync import Hatchway, Sandbox, Session
 
 if TYPE_CHECKING:
+    from .afiles import AsyncFiles
     from .aio import AsyncHatchway, AsyncSandbox, AsyncSession
+    from .aterminal import AsyncTerminal
+    from .files import Files
+    from .forwarding import AsyncForward, Forward
+    from .terminal import Terminal
 
 __all__ = [
+    "AsyncFiles",
+    "AsyncForward",
     "AsyncHatchway",
     "AsyncSandbox",
     "AsyncSession",
+    "AsyncTerminal",
     "BadAnswer",
     "CommandFailed",
     "Conflict",
@@ -62,7 +77,11 @@ __all__ = [
     "End",
     "Exhausted",
     "Exit",
+    "FileChange",
+    "FileEntry",
+    "Files",
     "Forbidden",
+    "Forward",
     "Gap",
     "Gone",
     "GuestUsage",
@@ -74,6 +93,7 @@ __all__ = [
     "Internal",
     "InvalidRequest",
     "Key",
+    "Limits",
     "NewKey",
     "NotFound",
     "Operation",
@@ -85,6 +105,7 @@ __all__ = [
     "Sandbox",
     "SandboxInfo",
     "SandboxMetrics",
+    "SandboxToken",
     "ServiceEvent",
     "Session",
     "SessionEvent",
@@ -93,20 +114,36 @@ __all__ = [
     "StreamLost",
     "StreamName",
     "Template",
+    "Terminal",
     "TooLarge",
+    "Transfer",
+    "TransferFailed",
     "Unauthenticated",
     "Unavailable",
     "Unprocessable",
+    "UnsafeArchive",
     "UnsupportedMedia",
     "Usage",
     "WaitTimeout",
 ]
 
+_LATER = {
+    "AsyncFiles": "afiles",
+    "AsyncForward": "forwarding",
+    "AsyncHatchway": "aio",
+    "AsyncSandbox": "aio",
+    "AsyncSession": "aio",
+    "AsyncTerminal": "aterminal",
+    "Files": "files",
+    "Forward": "forwarding",
+    "Terminal": "terminal",
+}
+"""Who does not use asyncio, files or terminals does not load them."""
+
 
 def __getattr__(name: str) -> Any:
-    # Who does not use the asyncio client does not load asyncio for it.
-    if name in ("AsyncHatchway", "AsyncSandbox", "AsyncSession"):
-        from . import aio
+    if name in _LATER:
+        from importlib import import_module
 
-        return getattr(aio, name)
+        return getattr(import_module(f".{_LATER[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ Every method is one flow, carried out by the async driver; `sync` has the same f
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -15,16 +15,24 @@ from .config import find
 from .events import Exit, SessionEvent, StreamName
 from .models import (
     Key,
+    Limits,
     NewKey,
     Operation,
     Result,
     SandboxInfo,
     SandboxMetrics,
+    SandboxToken,
     ServiceEvent,
     SessionInfo,
     Template,
 )
+from .reach import Reach, Scope, check_port, make_token, port_link, port_url
 from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
+
+if TYPE_CHECKING:
+    from .afiles import AsyncFiles
+    from .aterminal import AsyncTerminal
+    from .forwarding import AsyncForward, OnError
 
 T = TypeVar("T")
 
@@ -129,6 +137,7 @@ class AsyncSandbox:
         self._driver = driver
         self.info = info
         self.operation = operation
+        self._reach = Reach(info.id)
 
     @property
     def id(self) -> str:
@@ -192,14 +201,17 @@ class AsyncSandbox:
         user: str | None = None,
         timeout: float | None = None,
         max_output: int = DEFAULT_MAX_OUTPUT,
+        limits: Limits | None = None,
     ) -> Result:
         """Runs a command to its end and returns what it wrote. A string is run by a shell, a list as it is.
 
-        The command is killed after `timeout` seconds (`reason` is then `timeout`). Raises `OutputLimit` when it writes
+        The command is killed after `timeout` seconds (`reason` is then `timeout`); `limits` bound what it may use. Raises `OutputLimit` when it writes
         more than `max_output` octets to one stream. That it failed is not an error: see `Result.exit_code` and
         `Result.check()`.
         """
-        session = await self.start(command, stdin=stdin is not None, env=env, cwd=cwd, user=user, timeout=timeout)
+        session = await self.start(
+            command, stdin=stdin is not None, env=env, cwd=cwd, user=user, timeout=timeout, limits=limits
+        )
         gathering = Gathering(max_output)
         try:
             if stdin is not None and session.exit is None:
@@ -222,13 +234,22 @@ class AsyncSandbox:
         pty: tuple[int, int] | None = None,
         timeout: float | None = None,
         retain: float | None = None,
+        limits: Limits | None = None,
     ) -> "AsyncSession":
         """Starts a command and returns its session, to iterate over while it runs.
 
-        `pty` gives it a terminal of so many rows and columns. The output is kept for `retain` seconds after the end.
+        `pty` gives it a terminal of so many rows and columns, `limits` bound what it may use. The output is kept for `retain` seconds after the end.
         """
         body = calls.session_body(
-            command, env=env, cwd=cwd, user=user, stdin=stdin, pty=pty, timeout_s=timeout, retain_s=retain
+            command,
+            env=env,
+            cwd=cwd,
+            user=user,
+            stdin=stdin,
+            pty=pty,
+            timeout_s=timeout,
+            retain_s=retain,
+            limits=limits,
         )
         opened = await self._driver.run(calls.create_session(self.id, body))
         session = AsyncSession(self._driver, opened)
@@ -238,6 +259,79 @@ class AsyncSandbox:
     def sessions(self) -> AsyncIterator[SessionInfo]:
         """Iterates over the command sessions of the sandbox, as far as they are kept."""
         return _all(self._driver, calls.sessions_of(self.id))
+
+    @property
+    def files(self) -> "AsyncFiles":
+        """The files of the sandbox."""
+        from .afiles import AsyncFiles
+
+        return AsyncFiles(self._driver, self._reach)
+
+    async def terminal(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        retain: float | None = None,
+        limits: Limits | None = None,
+    ) -> "AsyncTerminal":
+        """Makes a command with a terminal, by default a login shell, to iterate over and to type into.
+
+        It starts when its terminal is connected to: by iterating, sending or `connect()`.
+        """
+        from .aterminal import AsyncTerminal
+        from .wires import SHELL, terminal_env
+
+        body = calls.session_body(
+            SHELL if command is None else command,
+            env=terminal_env(env),
+            cwd=cwd,
+            user=user,
+            stdin=True,
+            pty=(rows, cols),
+            timeout_s=timeout,
+            retain_s=retain,
+            limits=limits,
+        )
+        return AsyncTerminal(self._driver, await self._driver.run(calls.create_session(self.id, body)))
+
+    async def token(self, scopes: Sequence[Scope], *, ttl: float = 3600.0) -> SandboxToken:
+        """Makes a token of this sandbox for a browser or a program that shall reach nothing else.
+
+        `scopes` are of `files`, `ports` and `sessions`; it is good for `ttl` seconds, at most a day.
+        """
+        return await self._driver.run(make_token(self.id, [*scopes], ttl))
+
+    async def port_url(self, port: int) -> str:
+        """Returns the URL of a port. Requests to it carry the header `Hatchway-Token` with a token for `ports`; see `token`."""
+        return port_url(await self._driver.run(self._reach.ready("ports")), port)
+
+    async def port_link(self, port: int, *, path: str = "/", ttl: float = 3600.0) -> str:
+        """Returns a link for a browser: it sets a cookie that is good for `ttl` seconds and leads to `path` of the port.
+
+        Whoever has the link has the right to the ports of the sandbox, for so long.
+        """
+        check_port(port)
+        return port_link(await self.token(["ports"], ttl=ttl), port, path)
+
+    async def forward(
+        self, local: int, remote: int, *, host: str = "127.0.0.1", on_error: "OnError | None" = None
+    ) -> "AsyncForward":
+        """Listens on the port `local` of this machine (0: any, see `port`) and leads its connections to the port `remote` in the sandbox.
+
+        Ends of both directions are kept apart, and connections that break are reset. `on_error` is told of those that could not
+        be made, for example with the code `port_closed`. Close it, or use it as a context manager.
+        """
+        from .forwarding import AsyncForward
+
+        forward = AsyncForward(self._driver, self._reach, remote, local, host, on_error)
+        await forward.open()
+        return forward
 
     async def _change(self, verb: str, wait: bool, timeout: float) -> Operation:
         self.info, operation = await self._driver.run(calls.change_sandbox(self.id, verb, wait=wait, timeout_s=timeout))
@@ -349,6 +443,12 @@ class AsyncSession:
     async def resize(self, rows: int, cols: int) -> None:
         """Tells the terminal of the command its new size."""
         await self._driver.run(streams.resize(self._state.line, rows, cols))
+
+    def terminal(self) -> "AsyncTerminal":
+        """Another view of a command that has a terminal, from the beginning of what is kept of its output."""
+        from .aterminal import AsyncTerminal
+
+        return AsyncTerminal(self._driver, calls.Opened(self._state.info, self._state.line.access))
 
     async def delete(self) -> None:
         """Kills the command if it runs and drops what was kept of it."""

@@ -1,11 +1,12 @@
 """The driver for asyncio, which carries flows out over HTTP; a module of its own, because loading asyncio takes a while."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any, TypeVar
 
 import httpx
 
+from .bodies import Body
 from .config import Config
 from .errors import ConnectionFailed
 from .steps import Emit, Flow, Open, Pause, Read, Reply, Request, Stream
@@ -21,6 +22,10 @@ class AsyncDriver(Common):
     def __init__(self, config: Config, timeout_s: float) -> None:
         super().__init__(config, timeout_s)
         self._http = httpx.AsyncClient(**self.options())
+
+    def _pieces(self, body: Body) -> AsyncIterator[bytes]:
+        pieces = body.open()
+        return pieces if isinstance(pieces, AsyncIterator) else _in_thread(pieces)
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -101,6 +106,12 @@ class AsyncDriver(Common):
                 finally:
                     await response.aclose()
             return response, Reply(response.status_code, response.headers, body)
+
+
+async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Reads an iterator that may wait for a disk beside the event loop."""
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
 
 
 async def _acollect(response: httpx.Response) -> bytes:

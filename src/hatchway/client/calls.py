@@ -18,7 +18,7 @@ from .errors import (
     WaitTimeout,
     from_problem,
 )
-from .models import Access, Key, NewKey, Operation, Page, SandboxInfo, SandboxMetrics, SessionInfo, Template
+from .models import Access, Key, Limits, NewKey, Operation, Page, SandboxInfo, SandboxMetrics, SessionInfo, Template
 from .steps import Flow, Pause, Reply, Request
 
 T = TypeVar("T")
@@ -334,6 +334,7 @@ def session_body(
     pty: tuple[int, int] | None,
     timeout_s: float | None,
     retain_s: float | None,
+    limits: Limits | None = None,
 ) -> dict[str, object]:
     """Builds the body of a session request. A string is run by the sandbox's shell, a list is an argument vector."""
     body = compact(
@@ -343,6 +344,7 @@ def session_body(
         pty={"rows": pty[0], "cols": pty[1]} if pty else None,
         timeout_s=timeout_s,
         retain_s=retain_s,
+        limits=compact(**limits.as_dict()) if limits else None,
     )
     body["stdin"] = stdin
     if isinstance(command, str):

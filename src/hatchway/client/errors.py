@@ -19,7 +19,9 @@ HatchwayError
 ├── OperationFailed          a lifecycle operation was accepted and then failed
 ├── WaitTimeout              the operation goes on, but longer than the caller wanted to wait
 ├── CommandFailed            `Result.check()`: the command did not exit with 0
-├── OutputLimit              a command wrote more than `run` may hold in memory
+├── OutputLimit              a command wrote more than `run`, or a file has more than `read` may hold in memory
+├── TransferFailed           files: something on this machine does not go, or what came is not whole
+│   └── UnsafeArchive        what the sandbox sent as an archive is none, or would write elsewhere
 ├── BadAnswer                the answer is not of this protocol
 └── ConnectionFailed         nobody answered, or the connection broke
     └── StreamLost           a stream broke and could not be taken up again
@@ -165,7 +167,15 @@ class CommandFailed(HatchwayError):
 
 
 class OutputLimit(HatchwayError):
-    """The command wrote more than the caller was ready to hold in memory; it was killed."""
+    """A command wrote more, or a file has more, than the caller was ready to hold in memory; the command was killed."""
+
+
+class TransferFailed(HatchwayError):
+    """A file or folder could not be read or written on this machine, or changed on the way."""
+
+
+class UnsafeArchive(TransferFailed):
+    """What the sandbox sent as an archive is malformed, leads out of its folder, or is larger than was allowed."""
 
 
 class BadAnswer(HatchwayError):

@@ -4,6 +4,8 @@ Fields that this version does not know are ignored, fields that the service leav
 Unix seconds.
 """
 
+import base64
+import os
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -151,6 +153,106 @@ class Access(_Record, frozen=True, kw_only=True):
     attach_url: str
     token: str
     token_expires_at: float | None = None
+
+
+class SandboxToken(_Record, frozen=True, kw_only=True):
+    """The right to use one sandbox on the data plane without a key, until `expires_at`.
+
+    `port_url` has `{port}` where the number of a port belongs.
+    """
+
+    token: str
+    token_id: str = ""
+    expires_at: float
+    scopes: tuple[str, ...] = ()
+    sandbox_id: str = ""
+    data_plane_url: str
+    port_url: str = ""
+
+
+class Limits(_Record, frozen=True, kw_only=True):
+    """What a command and its children may use. `memory_mib`, `processes` and `cpu_s` (seconds of CPU time) hold for all of them
+    together, `open_files` and `file_size_mib` (the largest file that is written) for each.
+    """
+
+    memory_mib: int | None = None
+    cpu_s: float | None = None
+    open_files: int | None = None
+    processes: int | None = None
+    file_size_mib: int | None = None
+
+
+class FileEntry(_Record, frozen=True, kw_only=True):
+    """A file, folder, link or the like in a sandbox.
+
+    Names are as `os.fsdecode` gives them: what is not UTF-8 has surrogates, and every method of `files` takes it so.
+    """
+
+    path: str
+    name: str
+    type: str
+    """`file dir symlink fifo socket char block`."""
+    size: int = 0
+    mode: int = 0
+    """The permission bits, as a number: `0o644`."""
+    uid: int = 0
+    gid: int = 0
+    user: str = ""
+    group: str = ""
+    mtime_ns: int = 0
+    target: str | None = None
+    """Where a symbolic link leads."""
+    path_base64: str | None = None
+    name_base64: str | None = None
+    target_base64: str | None = None
+
+    def __post_init__(self) -> None:
+        for member in ("path", "name", "target"):
+            exact = getattr(self, f"{member}_base64")
+            if exact is not None:
+                msgspec.structs.force_setattr(self, member, os.fsdecode(base64.b64decode(exact)))
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether it is a folder."""
+        return self.type == "dir"
+
+
+class FileChange(_Record, frozen=True, kw_only=True):
+    """Something changed below what is watched."""
+
+    event: str
+    """`create modify remove rename chmod`; `ready` (from now on changes are told); `overflow` (changes may be missing: look again)."""
+    path: str = ""
+    name: str = ""
+    dir: bool = False
+    from_: str | None = msgspec.field(name="from", default=None)
+    """Where it was before a `rename`."""
+    reason: str | None = None
+    """Why of an `overflow`: `queue watches unreadable`, or `reconnected`."""
+    path_base64: str | None = None
+    name_base64: str | None = None
+    from_base64: str | None = None
+
+    def __post_init__(self) -> None:
+        for member, exact in (("path", self.path_base64), ("name", self.name_base64), ("from_", self.from_base64)):
+            if exact is not None:
+                msgspec.structs.force_setattr(self, member, os.fsdecode(base64.b64decode(exact)))
+
+
+class Transfer(_Record, frozen=True, kw_only=True):
+    """What was copied: how many files, folders and links, and the octets of the files."""
+
+    files: int = 0
+    dirs: int = 0
+    links: int = 0
+    bytes: int = 0
+    skipped: int = 0
+    """What was left out: sockets, devices, and in a download links that lead out of the folder."""
+
+    def plus_skipped(self, count: int) -> "Transfer":
+        """The same, with so many more left out."""
+        return msgspec.structs.replace(self, skipped=self.skipped + count)
 
 
 class Template(_Record, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from .bodies import Body
+
 T = TypeVar("T")
 E = TypeVar("E")
 
@@ -32,7 +34,7 @@ class Request:
     method: str
     url: str
     json: object = None
-    content: bytes | None = None
+    content: bytes | Body | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     token: str | None = None
     timeout_s: float | None = None

@@ -56,7 +56,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class _Patience:
+class Patience:
     """Counts attempts without progress."""
 
     what: str
@@ -64,9 +64,11 @@ class _Patience:
     failures: int = 0
 
     def progress(self) -> None:
+        """Something came: the attempts are counted anew."""
         self.failures = 0
 
     def next_pause(self, cause: str) -> Pause:
+        """Returns how long to wait before the next attempt; raises `StreamLost` when there were enough."""
         if self.failures >= len(BACKOFF_S):
             raise StreamLost(f"{self.what} broke and {self.failures} attempts to go on failed: {cause}", self.remedy)
         self.failures += 1
@@ -79,7 +81,7 @@ def attach(line: Line, cursor: Cursor) -> Stream[SessionEvent]:
     Every octet is delivered once, or told of by a `Gap`. Raises `StreamLost` when the node stays away, `Gone` when the
     output was dropped meanwhile.
     """
-    patience = _Patience(
+    patience = Patience(
         f"The stream of session {line.session_id}",
         f"When the service is back, read on with: hatchway logs --follow {line.session_id}",
     )
@@ -88,7 +90,7 @@ def attach(line: Line, cursor: Cursor) -> Stream[SessionEvent]:
         try:
             access = yield from line.ready()
             reply: Reply = yield Open(_attach_request(access, cursor))
-            _raise_for(reply)
+            raise_for(reply)
             renewed = False
             parser = Parser()
             while not cursor.ended:
@@ -125,7 +127,8 @@ def _attach_request(access: Access, cursor: Cursor) -> Request:
     return Request("POST", access.attach_url, json=body, headers=headers, token=access.token, timeout_s=SILENCE_S)
 
 
-def _raise_for(reply: Reply) -> None:
+def raise_for(reply: Reply) -> None:
+    """Raises the error that the service answered with, if it is one."""
     if reply.status >= 400:
         raise from_problem(reply.status, reply.body)
 
@@ -135,7 +138,7 @@ def output(line: Line, stream: StreamName, from_: int, follow: bool) -> Stream[b
 
     Raises `Gone` where octets are lost: its `extra` names the range.
     """
-    patience = _Patience(f"The {stream} of session {line.session_id}", "Try again when the service is back.")
+    patience = Patience(f"The {stream} of session {line.session_id}", "Try again when the service is back.")
     at = from_
     renewed = False
     while True:
@@ -145,7 +148,7 @@ def output(line: Line, stream: StreamName, from_: int, follow: bool) -> Stream[b
             url = f"{line.url(access, 'output')}?{query}"
             # A process may be silent for any time, and raw octets have no pings.
             reply: Reply = yield Open(Request("GET", url, token=access.token, timeout_s=None if follow else SILENCE_S))
-            _raise_for(reply)
+            raise_for(reply)
             renewed = False
             start = int(reply.headers.get("hatchway-offset", at))
             if start > at:
@@ -204,7 +207,7 @@ class Input:
     def _write(self, piece: bytes, eof: bool) -> Flow[None]:
         assert self.offset is not None  # the first request told it
         begin = self.offset
-        patience = _Patience("Standard input", "Is the service running?")
+        patience = Patience("Standard input", "Is the service running?")
         while True:
             try:
                 yield from self._request(piece, begin, eof)
@@ -253,14 +256,14 @@ def resize(line: Line, rows: int, cols: int) -> Flow[None]:
 
 def service_events(after: str | None, filters: Mapping[str, str]) -> Stream[ServiceEvent]:
     """What changes in the project, for as long as the caller iterates; goes on by itself after a lost connection."""
-    patience = _Patience("The event stream", "Go on after the last event's id when the service is back.")
+    patience = Patience("The event stream", "Go on after the last event's id when the service is back.")
     last = after
     while True:
         try:
             headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
             path = "/v1/events" + ("?" + urlencode(filters) if filters else "")
             reply: Reply = yield Open(Request("GET", path, headers=headers, timeout_s=SILENCE_S))
-            _raise_for(reply)
+            raise_for(reply)
             parser = Parser()
             while True:
                 piece: bytes = yield Read()

@@ -5,7 +5,7 @@ Every method is one flow, carried out by the sync driver; `aio` has the same for
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -14,17 +14,25 @@ from .config import find
 from .events import Exit, SessionEvent, StreamName
 from .models import (
     Key,
+    Limits,
     NewKey,
     Operation,
     Result,
     SandboxInfo,
     SandboxMetrics,
+    SandboxToken,
     ServiceEvent,
     SessionInfo,
     Template,
 )
+from .reach import Reach, Scope, check_port, make_token, port_link, port_url
 from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
 from .transport import SyncDriver
+
+if TYPE_CHECKING:
+    from .files import Files
+    from .forwarding import Forward, OnError
+    from .terminal import Terminal
 
 T = TypeVar("T")
 
@@ -130,6 +138,7 @@ class Sandbox:
         self._driver = driver
         self.info = info
         self.operation = operation
+        self._reach = Reach(info.id)
 
     @property
     def id(self) -> str:
@@ -193,14 +202,17 @@ class Sandbox:
         user: str | None = None,
         timeout: float | None = None,
         max_output: int = DEFAULT_MAX_OUTPUT,
+        limits: Limits | None = None,
     ) -> Result:
         """Runs a command to its end and returns what it wrote. A string is run by a shell, a list as it is.
 
-        The command is killed after `timeout` seconds (`reason` is then `timeout`). Raises `OutputLimit` when it writes
+        The command is killed after `timeout` seconds (`reason` is then `timeout`); `limits` bound what it may use. Raises `OutputLimit` when it writes
         more than `max_output` octets to one stream. That it failed is not an error: see `Result.exit_code` and
         `Result.check()`.
         """
-        session = self.start(command, stdin=stdin is not None, env=env, cwd=cwd, user=user, timeout=timeout)
+        session = self.start(
+            command, stdin=stdin is not None, env=env, cwd=cwd, user=user, timeout=timeout, limits=limits
+        )
         gathering = Gathering(max_output)
         try:
             if stdin is not None and session.exit is None:
@@ -223,13 +235,22 @@ class Sandbox:
         pty: tuple[int, int] | None = None,
         timeout: float | None = None,
         retain: float | None = None,
+        limits: Limits | None = None,
     ) -> "Session":
         """Starts a command and returns its session, to iterate over while it runs.
 
-        `pty` gives it a terminal of so many rows and columns. The output is kept for `retain` seconds after the end.
+        `pty` gives it a terminal of so many rows and columns, `limits` bound what it may use. The output is kept for `retain` seconds after the end.
         """
         body = calls.session_body(
-            command, env=env, cwd=cwd, user=user, stdin=stdin, pty=pty, timeout_s=timeout, retain_s=retain
+            command,
+            env=env,
+            cwd=cwd,
+            user=user,
+            stdin=stdin,
+            pty=pty,
+            timeout_s=timeout,
+            retain_s=retain,
+            limits=limits,
         )
         opened = self._driver.run(calls.create_session(self.id, body))
         session = Session(self._driver, opened)
@@ -239,6 +260,79 @@ class Sandbox:
     def sessions(self) -> Iterator[SessionInfo]:
         """Iterates over the command sessions of the sandbox, as far as they are kept."""
         return _all(self._driver, calls.sessions_of(self.id))
+
+    @property
+    def files(self) -> "Files":
+        """The files of the sandbox."""
+        from .files import Files
+
+        return Files(self._driver, self._reach)
+
+    def terminal(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        retain: float | None = None,
+        limits: Limits | None = None,
+    ) -> "Terminal":
+        """Makes a command with a terminal, by default a login shell, to iterate over and to type into.
+
+        It starts when its terminal is connected to: by iterating, sending or `connect()`.
+        """
+        from .terminal import Terminal
+        from .wires import SHELL, terminal_env
+
+        body = calls.session_body(
+            SHELL if command is None else command,
+            env=terminal_env(env),
+            cwd=cwd,
+            user=user,
+            stdin=True,
+            pty=(rows, cols),
+            timeout_s=timeout,
+            retain_s=retain,
+            limits=limits,
+        )
+        return Terminal(self._driver, self._driver.run(calls.create_session(self.id, body)))
+
+    def token(self, scopes: Sequence[Scope], *, ttl: float = 3600.0) -> SandboxToken:
+        """Makes a token of this sandbox for a browser or a program that shall reach nothing else.
+
+        `scopes` are of `files`, `ports` and `sessions`; it is good for `ttl` seconds, at most a day.
+        """
+        return self._driver.run(make_token(self.id, [*scopes], ttl))
+
+    def port_url(self, port: int) -> str:
+        """Returns the URL of a port. Requests to it carry the header `Hatchway-Token` with a token for `ports`; see `token`."""
+        return port_url(self._driver.run(self._reach.ready("ports")), port)
+
+    def port_link(self, port: int, *, path: str = "/", ttl: float = 3600.0) -> str:
+        """Returns a link for a browser: it sets a cookie that is good for `ttl` seconds and leads to `path` of the port.
+
+        Whoever has the link has the right to the ports of the sandbox, for so long.
+        """
+        check_port(port)
+        return port_link(self.token(["ports"], ttl=ttl), port, path)
+
+    def forward(
+        self, local: int, remote: int, *, host: str = "127.0.0.1", on_error: "OnError | None" = None
+    ) -> "Forward":
+        """Listens on the port `local` of this machine (0: any, see `port`) and leads its connections to the port `remote` in the sandbox.
+
+        Ends of both directions are kept apart, and connections that break are reset. `on_error` is told of those that could not
+        be made, for example with the code `port_closed`. Close it, or use it as a context manager.
+        """
+        from .forwarding import Forward
+
+        forward = Forward(self._driver.config, self._driver.timeout_s, self._reach, remote, local, host, on_error)
+        forward.open()
+        return forward
 
     def _change(self, verb: str, wait: bool, timeout: float) -> Operation:
         self.info, operation = self._driver.run(calls.change_sandbox(self.id, verb, wait=wait, timeout_s=timeout))
@@ -350,6 +444,12 @@ class Session:
     def resize(self, rows: int, cols: int) -> None:
         """Tells the terminal of the command its new size."""
         self._driver.run(streams.resize(self._state.line, rows, cols))
+
+    def terminal(self) -> "Terminal":
+        """Another view of a command that has a terminal, from the beginning of what is kept of its output."""
+        from .terminal import Terminal
+
+        return Terminal(self._driver, calls.Opened(self._state.info, self._state.line.access))
 
     def delete(self) -> None:
         """Kills the command if it runs and drops what was kept of it."""

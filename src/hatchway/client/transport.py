@@ -5,7 +5,7 @@ Drivers decide nothing: what to send, when to try again and what an answer means
 
 import ssl
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from .bodies import Body
 from .config import Config, is_loopback
 from .errors import BadAnswer, ConnectionFailed, HatchwayError, InvalidRequest
 from .steps import Emit, Flow, Open, Pause, Read, Reply, Request, Stream
@@ -35,7 +36,7 @@ class Common:
 
     def __init__(self, config: Config, timeout_s: float) -> None:
         self.config = config
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         # Loading the certificates of the system takes longer than a whole call, and plain HTTP needs none. A context
         # without certificates trusts nobody, so forgetting to load them could only refuse.
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -47,7 +48,7 @@ class Common:
             "verify": self._tls,
             # A proxy from the environment is not for a service on this machine.
             "trust_env": not is_loopback(urlsplit(self.config.url).hostname or ""),
-            "timeout": httpx.Timeout(self._timeout_s, connect=CONNECT_S, pool=CONNECT_S),
+            "timeout": httpx.Timeout(self.timeout_s, connect=CONNECT_S, pool=CONNECT_S),
             "limits": httpx.Limits(
                 max_connections=MAX_CONNECTIONS, max_keepalive_connections=KEEP_IDLE, keepalive_expiry=KEEP_IDLE_S
             ),
@@ -79,15 +80,32 @@ class Common:
         token = request.token or self.config.key
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
-        content = request.content
+        content: Any = request.content
         if request.json is not None:
             content = msgspec.json.encode(request.json)
             headers["Content-Type"] = "application/json"
         elif content is not None:
-            headers["Content-Type"] = "application/octet-stream"
-        read_s = request.timeout_s if streaming or request.timeout_s is not None else self._timeout_s
-        timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_S, pool=CONNECT_S, read=read_s)
+            headers.setdefault("Content-Type", "application/octet-stream")
+        read_s = request.timeout_s if streaming or request.timeout_s is not None else self.timeout_s
+        write_s: float | None = self.timeout_s
+        if isinstance(content, Body):
+            if content.size is not None:
+                headers["Content-Length"] = str(content.size)
+            content = self._pieces(content)
+            write_s = read_s  # what takes the body is as slow as what answers
+        timeout = httpx.Timeout(self.timeout_s, connect=CONNECT_S, pool=CONNECT_S, read=read_s, write=write_s)
         return {"method": request.method, "url": url, "headers": headers, "content": content, "timeout": timeout}
+
+    def _pieces(self, body: Body) -> Any:
+        """The octets of a body, as the HTTP library takes them."""
+        return body.open()
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """The context that connections beside HTTP use, with the same authorities."""
+        if not self._tls_ready:
+            self._trust()
+        return self._tls
 
     @contextmanager
     def failures(self) -> Iterator[None]:
@@ -142,6 +160,14 @@ class SyncDriver(Common):
     def __init__(self, config: Config, timeout_s: float) -> None:
         super().__init__(config, timeout_s)
         self._http = httpx.Client(**self.options())
+
+    def _pieces(self, body: Body) -> Any:
+        pieces = body.open()
+        if isinstance(pieces, AsyncIterator):
+            raise InvalidRequest(
+                "bad_content", "An asynchronous iterator cannot be sent from here.", "Use AsyncHatchway."
+            )
+        return pieces
 
     def close(self) -> None:
         """Closes all connections."""
