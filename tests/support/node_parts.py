@@ -166,6 +166,12 @@ class Link:
         self.setups.append(what)
         await self._launcher._hook("setup")
 
+    async def freeze(self, within_ms: int) -> None:
+        await self._launcher._hook("freeze")
+
+    async def thaw(self) -> None:
+        await self._launcher._hook("thaw")
+
     async def resize_disk(self) -> int:
         return 0
 

@@ -489,7 +489,20 @@ async def test_what_a_stopped_sandbox_left_with_the_launcher_is_cleared_at_the_n
 
 
 @pytest.mark.parametrize(
-    "left", ["creating", "starting", "stopping", "deleting", "running", "paused", "stopped", "failed"]
+    "left",
+    [
+        "creating",
+        "starting",
+        "stopping",
+        "restoring",
+        "rolling_back",
+        "deleting",
+        "running",
+        "paused",
+        "suspended",
+        "stopped",
+        "failed",
+    ],
 )
 @pytest.mark.parametrize("machine", ["lives", "dead", "gone"])
 @pytest.mark.parametrize("rebooted", [False, True])
@@ -517,12 +530,32 @@ async def test_whatever_a_node_left_has_a_state_and_a_way_out(
         sandbox = node.sandboxes.get(spec.sandbox_id)
         state = sandbox.observed().state
         alive = machine == "lives" and not rebooted and left in ("running", "paused")
-        assert state in (("running",) if alive else ("stopped", "failed"))
+        kept = left in ("restoring", "suspended")
+        assert state in (("running",) if alive else ("suspended",) if kept else ("stopped", "failed"))
         assert bool(node.launcher.machines) == alive
         await sandbox.stop("", 0.1)
         assert (await node.sandboxes.start(sandbox)).state == "running"
         await sandbox.delete()
     assert node.launcher.machines == {}
+
+
+async def test_a_machine_that_a_dying_node_left_standing_goes_on(node: Node) -> None:
+    spec, asked = node.spec(), node.spec()
+    for one in (spec, asked):
+        await node.sandboxes.create(one)
+    await node.sandboxes.get(asked.sandbox_id).pause()
+    node.launcher.machines[spec.sandbox_id].status = "paused"  # for a snapshot, say
+    thawed: list[str] = []
+
+    async def thaw() -> None:
+        thawed.append("yes")
+
+    node.launcher.hooks["thaw"] = thaw
+    await node.restart()
+    assert node.sandboxes.get(spec.sandbox_id).observed().state == "running"
+    assert node.launcher.machines[spec.sandbox_id].status == "running"
+    assert thawed == ["yes"]
+    assert node.sandboxes.get(asked.sandbox_id).observed().state == "paused"
 
 
 async def test_a_state_that_the_disk_did_not_take_is_recorded_when_there_is_room(

@@ -287,12 +287,13 @@ class Sandbox:
             return
         if info.status == "ended":
             return  # the watcher tells it
-        if info.status == "paused":
+        if info.status == "paused" and not await self._let_go_on(vm):
             self._save(State.PAUSED)
             return
         try:
             link = self.link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, within=BOOT_WITHIN_S)
             await link.setup(time_ns=time.time_ns())  # it may have been paused when the node died
+            await link.thaw()  # or frozen, for a snapshot or a suspension that did not end
         except LinkLost as error:
             if not vm.ended.is_set():
                 self.unwatch()
@@ -303,6 +304,17 @@ class Sandbox:
         self.check_alive(vm)
         self._save(State.RUNNING)
         await self.context.sessions.link_up(self.record.sandbox_id, link)
+
+    async def _let_go_on(self, vm: Vm) -> bool:
+        """Resumes a machine that nobody asked to be paused: a node that died in the middle of a copy of it left it so. False: it stays."""
+        if self.record.state != State.RUNNING:
+            return False
+        try:
+            await vm.resume()
+        except VmmError as error:
+            log.warning("%s: it is paused and cannot be resumed: %s", self.record.sandbox_id, error)
+            return False
+        return True
 
     async def _found_vm(self, vm_is_known: bool) -> tuple[Vm, VmInfo]:
         """The VM that runs, taken over, and what it is. A host that is busy is no reason to give it up at once."""
