@@ -2,11 +2,15 @@
 
 import ctypes
 import errno
+import io
+import json
+import logging
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +19,7 @@ import pytest
 from hatchway.domain.errors import Unavailable
 from hatchway.supervisor import folder, logs, supervise
 from hatchway.supervisor.roles import Role
+from hatchway.wire import tracing
 
 CLONE_NEWPID = 0x20000000
 
@@ -71,6 +76,72 @@ def test_no_other_file_is_cut_in_place_of_a_log(tmp_path: Path) -> None:
     logs.keep_bounded(tmp_path / "role.log")
     logs.keep_bounded(tmp_path / "missing.log")
     assert other.stat().st_size == 100
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str, object]]]]:
+    """The lines that were logged, as they come out; the process's own logging is as before afterwards."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    logs.configure("test")
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_line_says_what_it_belongs_to(written: Callable[[], list[dict[str, object]]]) -> None:
+    with tracing.bound({"request_id": "one", "sandbox_id": "a b", "other": "x"}):
+        logging.getLogger("hatchway.test").warning("it %s", "happened")
+    try:
+        raise OSError("the cause")
+    except OSError:
+        logging.getLogger("hatchway.test").exception("failed")
+    first, second = written()
+    assert {"role": "test", "event": "it happened", "level": "warning", "request_id": "one"}.items() <= first.items()
+    assert "sandbox_id" not in first, "what another process sends is checked"
+    assert "timestamp" in first
+    assert "OSError: the cause" in str(second["exception"])
+
+
+def test_what_is_written_has_no_secrets_and_a_bound(written: Callable[[], list[dict[str, object]]]) -> None:
+    log = logging.getLogger("hatchway.test")
+    secret = "".join(("hw_", "s3c", "ret" * 8))  # so that the line of source in the traceback is not what is found
+    log.warning("key hw_%s of %s", "k3y" * 8, "Authorization: Bearer something-secret,")
+    log.warning("token %s", "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl")
+    try:
+        raise ValueError(secret)
+    except ValueError:
+        log.exception("failed")
+    log.warning("a guest said %s", "x" * 1_000_000 + "\n\x1b[31m")
+    text = json.dumps(written())
+    for hidden in ("k3y", "something-secret", "eyJ", secret):
+        assert hidden not in text
+    assert len(text) < 2 * logs.MAX_TEXT
+    assert len(written()) == 4, "what somebody sends cannot begin a line of its own"
+
+
+def test_lines_that_come_too_fast_are_counted(
+    written: Callable[[], list[dict[str, object]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: now))
+    log = logging.getLogger("hatchway.test")
+    log.handlers[:] = []
+    for handler in logging.getLogger().handlers:
+        handler.filters[:] = [logs.Flow()]
+    for number in range(1_000):
+        log.warning("flood %d", number)
+    log.warning("something else")
+    lines = written()
+    assert len(lines) == logs.BURST_OF_ONE + 1
+    assert lines[-1]["event"] == "something else"
+    assert lines[-1]["suppressed"] == 1_000 - logs.BURST_OF_ONE
+    now = logs.WINDOW_S
+    log.warning("flood again")
+    assert written()[-1]["event"] == "flood again"
+    assert "suppressed" not in written()[-1]
 
 
 def role(tmp_path: Path, body: Callable[[Callable[[], None]], None]) -> Role:

@@ -1,6 +1,7 @@
 """The ASGI application: routing, keys, bodies, errors. What a request means is in the handlers' modules."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from hatchway.control import (
     health,
     idempotency,
     keys,
+    metrics,
     openapi,
     operations,
     projects,
@@ -28,18 +30,23 @@ from hatchway.control import (
 )
 from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
 from hatchway.control.plane import Plane
+from hatchway.control.scrape import Metrics
 from hatchway.domain import problems
 from hatchway.domain.checking import decode, require_json
 from hatchway.domain.errors import (
     Exhausted,
+    Forbidden,
     HatchwayError,
     Internal,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    Unauthenticated,
     Unavailable,
 )
 from hatchway.storage.rows import KeyRow
+from hatchway.wire import tracing
+from hatchway.wire.tracing import Traced
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *sandboxes.ENDPOINTS,
@@ -78,18 +85,20 @@ def make_app(plane: Plane) -> ASGIApp:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
     # A reference of a template may have slashes.
     routes = [
-        Route(path.replace("{reference}", "{reference:path}"), _Path(plane, methods))
+        Route(path.replace("{reference}", "{reference:path}"), _Path(plane, path, methods))
         for path, methods in by_path.items()
     ]
     routes.append(Route("/openapi.json", _Document()))
-    return Router(routes, redirect_slashes=False, default=_no_route)
+    routes.append(Route("/metrics", _Refusing(Metrics(plane))))
+    return Traced(Router(routes, redirect_slashes=False, default=_no_route))
 
 
 class _Path:
     """All methods of one path."""
 
-    def __init__(self, plane: Plane, methods: Mapping[str, Endpoint]) -> None:
+    def __init__(self, plane: Plane, route: str, methods: Mapping[str, Endpoint]) -> None:
         self._plane = plane
+        self._route = route
         self._methods = methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,13 +110,26 @@ class _Path:
             self._plane.requests -= 1
 
     async def _serve(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
         try:
             response = await self._respond(request)
         except HatchwayError as error:
+            if isinstance(error, Unauthenticated | Forbidden):
+                metrics.REFUSED.labels(error.code).inc()
             response = _refuse(error)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with one request must not end the others
             response = _refuse(_unexpected(request, error))
+        self._note(request, response.status_code, time.perf_counter() - began)
         await response(scope, receive, send)
+
+    def _note(self, request: Request, status: int, seconds: float) -> None:
+        """Counts a request; what changes something, or failed by our fault, is written down too."""
+        method = request.method if request.method in self._methods else "other"
+        metrics.REQUESTS.labels(method, self._route, str(status)).inc()
+        metrics.REQUEST_SECONDS.labels(method, self._route).observe(seconds)
+        if method != "GET" or status >= 500:
+            more = {"method": method, "path": request.url.path[:200], "status": status, "ms": round(seconds * 1e3, 1)}
+            log.info("request", extra=more)
 
     async def _respond(self, request: Request) -> Response:
         endpoint = self._methods.get(request.method)
@@ -122,6 +144,7 @@ class _Path:
         key = _NOBODY
         if endpoint.scope is not None:
             key = await self._plane.auth.key_of(request, endpoint.scope)
+            tracing.bind(project=key.project)
         if self._plane.requests > self._plane.config.max_requests:
             raise Exhausted(
                 "too_many_requests",
@@ -146,6 +169,19 @@ class _Path:
             idempotency=idempotency.key_of(request, raw) if endpoint.idempotent else None,
         )
         return await endpoint.handler(call)
+
+
+class _Refusing:
+    """Answers what the inner endpoint raises."""
+
+    def __init__(self, inner: ASGIApp) -> None:
+        self._inner = inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._inner(scope, receive, send)
+        except HatchwayError as error:
+            await _refuse(error)(scope, receive, send)
 
 
 class _Document:

@@ -1,7 +1,9 @@
 """What a control process is told when it starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from hatchway.wire.metrics import MetricsAccess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,10 @@ class ControlConfig:
     """Socket of the node on this host."""
     node_uid: int | None = None
     """The user that it runs as; None: our own."""
+    run_dir: Path | None = None
+    """Where the supervisor tells what it sees of the roles; None without one."""
+    metrics: MetricsAccess = field(default_factory=MetricsAccess)
+    """Who may read /metrics."""
     more_nodes: tuple[NodeAddress, ...] = ()
     production: bool = False
     """Make no key for development, and start with none."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from hatchway.control import metrics
 from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
 from hatchway.control.verbs import LOOK_WITHIN_S, carry_out
 from hatchway.domain.errors import HatchwayError, NotFound, Unavailable, Unprocessable
@@ -22,6 +23,7 @@ from hatchway.storage import operations, projects, transitions
 from hatchway.storage.database import Database
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Finished
+from hatchway.wire import tracing
 from hatchway.wire.node import Observed, Progress, SandboxRef
 
 FLUSH_EVERY_S = 0.25
@@ -121,6 +123,7 @@ class Engine:
                 assert live.task is not None
                 live.task.cancel()
         finished = await self._database.write(transitions.cancel, project, operation_id)
+        note_end(finished.operation)
         if live is not None:
             _resolve(live, finished)
         return finished
@@ -162,9 +165,12 @@ class Engine:
             await turn.take()
             live.started_at = time.time()
             self._note(live, "running")
+            tracing.bind(operation_id=live.operation.id, sandbox_id=sandbox.id, project=sandbox.project)
             finished = await self._drive(live, sandbox, turn)
         finally:
             turn.give_back()
+        if finished is not None:
+            note_end(finished.operation)
         _resolve(live, finished)
 
     async def _drive(self, live: Live, sandbox: SandboxRow, turn: _Turn) -> Finished | None:
@@ -300,6 +306,14 @@ class _Again(Exception):
     def __init__(self, error: HatchwayError) -> None:
         super().__init__()
         self.error = error
+
+
+def note_end(operation: OperationRow) -> None:
+    """Counts an operation that ended, and writes it down."""
+    seconds = (operation.finished_at or time.time()) - operation.created_at
+    metrics.operation(str(operation.kind), str(operation.status), seconds)
+    code = "" if operation.error is None else f": {operation.error.get('code')}: {operation.error.get('cause')}"
+    log.info("%s %s after %.3f s%s", operation.kind, operation.status, seconds, code)
 
 
 def _resolve(live: Live, finished: Finished | None) -> None:

@@ -16,6 +16,7 @@ from hatchway.control.config import ControlConfig, NodeAddress, TlsNode, UnixNod
 from hatchway.control.keys import ensure_development_key, no_development_keys
 from hatchway.control.plane import open_plane
 from hatchway.wire.http_head import BoundedHead
+from hatchway.wire.metrics import turn
 
 __all__ = ["ControlConfig", "NodeAddress", "TlsNode", "UnixNode", "run", "serve"]
 
@@ -32,13 +33,15 @@ def run(
     *,
     api: socket.socket | None = None,
     ready: Callable[[], None] | None = None,
+    alive: Callable[[], None] | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. `api` is a bound socket to listen on, with `tls`; `ready` is called once requests are taken.
+    """Serves until SIGTERM or SIGINT. `api` is a bound socket to listen on, with `tls`; `ready` is called once requests are taken, `alive`
+    every second from then on.
 
     Makes the development key on the way, except in production. Raises what `Database.open` and `no_development_keys` raise, and `OSError`.
     """
-    asyncio.run(serve(config, api=api, ready=ready, tls=tls))
+    asyncio.run(serve(config, api=api, ready=ready, alive=alive, tls=tls))
 
 
 async def serve(
@@ -46,6 +49,7 @@ async def serve(
     *,
     api: socket.socket | None = None,
     ready: Callable[[], None] | None = None,
+    alive: Callable[[], None] | None = None,
     ending: asyncio.Event | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> None:
@@ -83,6 +87,7 @@ async def serve(
             ready,
         )
         serving = loop.create_task(server.serve([sock]))
+        turning = loop.create_task(turn(alive))
         waiting = loop.create_task(ending.wait())
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
         # Open event streams end by themselves, so that the server has nobody to wait for.
@@ -90,6 +95,7 @@ async def serve(
         server.end()
         await serving
         waiting.cancel()
+        turning.cancel()
     finally:
         sock.close()
         await plane.close()

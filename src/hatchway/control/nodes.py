@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from hatchway.control import metrics
 from hatchway.control.config import NodeAddress, UnixNode
 from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.wire.node import METHODS, Configure, Empty, Event, NodeInfo
@@ -70,7 +71,14 @@ class NodeLink:
         if connection is None:
             raise unreachable(self.node_id or str(self.address))
         assert METHODS[method][1] is result
-        return await connection.call(method, params, result, within=within)
+        began, outcome = time.perf_counter(), "ok"
+        try:
+            return await connection.call(method, params, result, within=within)
+        except BaseException as error:
+            outcome = type(error).__name__  # the code of an error is what a node says; a label must not be
+            raise
+        finally:
+            metrics.NODE_CALLS.labels(method, outcome).observe(time.perf_counter() - began)
 
     async def drop(self) -> None:
         """Gives up a connection on which nothing is answered: the node is unreachable until it greets again."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from hatchway.control import metrics
 from hatchway.control.auth import Authenticator
 from hatchway.control.config import ControlConfig
 from hatchway.control.engine import Engine
@@ -84,6 +85,7 @@ class Plane:
 async def open_plane(config: ControlConfig) -> Plane:
     """Opens the database, takes up unfinished operations, begins to connect to the nodes. Raises what `Database.open` raises."""
     database = await Database.open(str(config.database), ballast=config.ballast_mib << 20)
+    database.on_transaction = metrics.transaction
     try:
         signer, public = await database.write(_signer)
 

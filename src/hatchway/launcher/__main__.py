@@ -132,7 +132,7 @@ def _serve(options: Options) -> int:
     )
     server = Server(loop, listener, vms, hello, peers)
     for text in warnings:
-        say(text)
+        say(text, level="warning")
     stock.plan(0.0)
     _say_ready()
     loop.run()

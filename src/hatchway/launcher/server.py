@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import struct
+import time
 
 import msgspec
 
@@ -18,6 +19,8 @@ from hatchway.launcher.vms import Reply, Vms
 from hatchway.wire.launcher import (
     MAX_DATAGRAM,
     Answer,
+    Count,
+    Counts,
     Failed,
     ForgetVm,
     Hello,
@@ -50,6 +53,8 @@ class Server:
         self._peers = peers
         self._connections: set[_Connection] = set()
         self._closed = False
+        self._answered: dict[str, dict[str, int]] = {}
+        self._turned_away = 0
         listener.setblocking(False)
         self._listen()
 
@@ -74,6 +79,7 @@ class Server:
             return
         uid = peer_uid(sock)
         if uid not in self._peers or len(self._connections) >= MAX_CONNECTIONS:
+            self._turned_away += 1
             say(f"uid {uid} was turned away: " + ("not allowed" if uid not in self._peers else "too many connections"))
             sock.close()
             return
@@ -89,6 +95,7 @@ class Server:
         reply = _once(connection.reply)
         try:
             request = _decoder.decode(data)
+            reply = _once(self._counted(request, connection.reply))
             match request:
                 case Hello():
                     reply(self._hello)
@@ -102,6 +109,8 @@ class Server:
                     self._vms.list_vms(request.after, reply)
                 case InspectVm():
                     self._vms.inspect(request.sandbox_id, reply)
+                case Count():
+                    reply(self._counts())
         except msgspec.DecodeError as error:
             reply(Failed(code="invalid", message=f"not a request: {error}"))
         except UnicodeError:
@@ -112,6 +121,38 @@ class Server:
             # The host lacks something, or what came along cannot even be looked at: no reason to end for all others.
             say(f"a request failed: {error}")
             reply(Failed(code="host_exhausted", message=f"the host refused: {error}"))
+
+    def _counted(self, request: Request, reply: Reply) -> Reply:
+        """Counts the answer, and writes down what was done for which request of the API."""
+        began = time.monotonic()
+        verb = str(request.__struct_config__.tag)
+
+        def answer(what: Answer) -> None:
+            result = what.code if isinstance(what, Failed) else "ok"
+            counts = self._answered.setdefault(verb, {})
+            counts[result] = counts.get(result, 0) + 1
+            if isinstance(request, StartVm | KillVm | ForgetVm):
+                say(
+                    verb,
+                    level="info" if result == "ok" else "warning",
+                    request_id=request.request_id,
+                    sandbox_id=request.sandbox_id[:64],
+                    result=result,
+                    ms=round((time.monotonic() - began) * 1e3, 2),
+                )
+            reply(what)
+
+        return answer
+
+    def _counts(self) -> Counts:
+        slots, free, prepared = self._vms.places()
+        return Counts(
+            answered=self._answered,
+            turned_away=self._turned_away,
+            slots=slots,
+            slots_free=free,
+            slots_prepared=prepared,
+        )
 
 
 def _once(reply: Reply) -> Reply:

@@ -60,6 +60,10 @@ class Stock:
             self._planned = True
             self._loop.later(delay, self._refill)
 
+    def places(self) -> tuple[int, int, int]:
+        """All slots, those that no VM has, and how many of these are prepared."""
+        return self._slots, len(self._free) + len(self._waiting), len(self._waiting)
+
     def cgroup(self, number: int) -> SlotCgroup:
         """The cgroup of a slot."""
         return self._cgroups.slot(number)

@@ -112,6 +112,10 @@ class Vms:
         """The slots that VMs have."""
         return {vm.record.slot for vm in self._vms.values()} | {start.slot.number for start in self._starts.values()}
 
+    def places(self) -> tuple[int, int, int]:
+        """How many VMs there can be, how many more there could be now, and for how many of these a shim is parked."""
+        return self._stock.places()
+
     def list_vms(self, after: str, reply: Reply) -> None:
         """Answers with the VMs that have a record, in the order of their ids, as many as fit."""
         ids = sorted(sandbox_id for sandbox_id in self._vms if sandbox_id > after)
@@ -374,7 +378,12 @@ class Vms:
         self._finish(start)
         _attempt("its cgroup", start.slot.cgroup.kill)
         _attempt("its folder", partial(self._run.remove, start.request.sandbox_id))
-        say(f"{start.request.sandbox_id} did not start: {why.code}: {why.message}")
+        say(
+            f"{start.request.sandbox_id} did not start: {why.code}: {why.message}",
+            level="warning",
+            request_id=start.request.request_id,
+            sandbox_id=start.request.sandbox_id,
+        )
 
         def then() -> None:
             for reply in start.replies:

@@ -6,11 +6,12 @@ switch of threads per transaction where a driver that is asynchronous per statem
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -61,6 +62,8 @@ class Database:
         self._waiting: deque[tuple[Callable[[Connection], Any], asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._closed = False
+        self.on_transaction: Callable[[str, str, float], None] = lambda kind, result, seconds: None
+        """Told of every transaction that ended: `read` or `write`, `ok` or `error`, and its seconds with the wait for its turn."""
         self.on_commit: set[Callable[[], None]] = set()
         """Called in the event loop after every commit: how readers of the outbox hear that it may have grown."""
 
@@ -96,7 +99,22 @@ class Database:
         self._waiting.append((lambda connection: body(connection, *args, **kwargs), future))
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_waiting(), name="database writes")
-        return await future
+        with self._timed("write"):
+            return await future
+
+    @property
+    def waiting(self) -> int:
+        """How many transactions wait for the writer."""
+        return len(self._waiting)
+
+    @contextlib.contextmanager
+    def _timed(self, kind: str) -> Iterator[None]:
+        began, result = time.perf_counter(), "error"
+        try:
+            yield
+            result = "ok"
+        finally:
+            self.on_transaction(kind, result, time.perf_counter() - began)
 
     async def require_room(self) -> None:
         """Raises `HostExhausted("host_disk_full")` while the disk is so full that only what makes room may be recorded.
@@ -109,9 +127,10 @@ class Database:
     async def read(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `body(connection, …)` on one consistent state; it cannot write."""
         self._require_open()
-        return await self._in_thread(
-            self._reader, lambda: self._store.read(lambda connection: body(connection, *args, **kwargs))
-        )
+        with self._timed("read"):
+            return await self._in_thread(
+                self._reader, lambda: self._store.read(lambda connection: body(connection, *args, **kwargs))
+            )
 
     async def close(self) -> None:
         """Waits for the transactions in hand, closes the file and gives up its lock. Idempotent."""

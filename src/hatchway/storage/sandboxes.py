@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, tuple_, update
+from sqlalchemy import Connection, bindparam, func, select, tuple_, update
 
 from hatchway.domain.errors import Conflict, Gone, NotFound
 from hatchway.domain.lifecycle import State
@@ -37,6 +37,12 @@ def get_alive(connection: Connection, project: str, sandbox_id: str) -> SandboxR
     if row.state is State.DELETED:
         raise Gone("sandbox_deleted", f"The sandbox {sandbox_id} was deleted.", "Create a new one.")
     return row
+
+
+def count_by_state(connection: Connection) -> dict[str, int]:
+    """How many sandboxes of all projects are in each state; states without any are left out."""
+    query = select(sandboxes.c.state, func.count()).group_by(sandboxes.c.state)
+    return {str(state): number for state, number in connection.execute(query)}
 
 
 def list_page(

@@ -15,11 +15,18 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the launcher's messages."""
 
 
-class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
+class Asked(Struct, frozen=True, kw_only=True):
+    """Base of the requests."""
+
+    request_id: str = ""
+    """The request of the API that it serves, for the log; nothing is done by it."""
+
+
+class Hello(Asked, frozen=True, kw_only=True, tag="hello"):
     """Asks what the launcher can do. Answer: `HelloAnswer`."""
 
 
-class StartVm(Struct, frozen=True, kw_only=True, tag="start_vm"):
+class StartVm(Asked, frozen=True, kw_only=True, tag="start_vm"):
     """Starts a shim and its VMM in a fresh jail. Answer: `Started`; descriptors of the answer: none.
 
     Descriptors of the request, in this order: the jail's root folder (O_PATH), then one per entry of `pass_as`.
@@ -51,31 +58,35 @@ class StartVm(Struct, frozen=True, kw_only=True, tag="start_vm"):
     """Operations a second, likewise."""
 
 
-class KillVm(Struct, frozen=True, kw_only=True, tag="kill_vm"):
+class KillVm(Asked, frozen=True, kw_only=True, tag="kill_vm"):
     """Ends the shim and all it started, by SIGKILL, whatever they do. Idempotent. Answer: `Done`."""
 
     sandbox_id: str
 
 
-class ForgetVm(Struct, frozen=True, kw_only=True, tag="forget_vm"):
+class ForgetVm(Asked, frozen=True, kw_only=True, tag="forget_vm"):
     """Removes what is left of a VM that ended: run folder, cgroup, slot. Idempotent. Errors: `running`. Answer: `Done`."""
 
     sandbox_id: str
 
 
-class ListVms(Struct, frozen=True, kw_only=True, tag="list_vms"):
+class ListVms(Asked, frozen=True, kw_only=True, tag="list_vms"):
     """Asks for the VMs that the launcher has a record of, in the order of their ids, from behind `after` on. Answer: `VmList`."""
 
     after: str = ""
 
 
-class InspectVm(Struct, frozen=True, kw_only=True, tag="inspect_vm"):
+class InspectVm(Asked, frozen=True, kw_only=True, tag="inspect_vm"):
     """Asks what a VM that has a record uses, also after its end, until it is forgotten. Answer: `VmUsage`."""
 
     sandbox_id: str
 
 
-Request = Hello | StartVm | KillVm | ForgetVm | ListVms | InspectVm
+class Count(Asked, frozen=True, kw_only=True, tag="count"):
+    """Asks what the launcher counts of itself. Answer: `Counts`."""
+
+
+Request = Hello | StartVm | KillVm | ForgetVm | ListVms | InspectVm | Count
 
 QMP_FD = 10
 AGENT_FD = 11
@@ -137,6 +148,20 @@ class VmUsage(Struct, frozen=True, kw_only=True, tag="vm_usage"):
     """How often the kernel killed a process of the VM for lack of memory."""
 
 
+class Counts(Struct, frozen=True, kw_only=True, tag="counts"):
+    """Answer to `Count`: numbers since this launcher was started, and what holds now."""
+
+    answered: dict[str, dict[str, int]] = {}
+    """By the tag of the request, then by `ok` or the code of the refusal."""
+    turned_away: int = 0
+    """Connections of users who may not ask, or beyond the bound."""
+    slots: int = 0
+    """How many VMs there can be at once."""
+    slots_free: int = 0
+    slots_prepared: int = 0
+    """Of which a shim waits for its VM."""
+
+
 class Done(Struct, frozen=True, kw_only=True, tag="done"):
     """It is so."""
 
@@ -149,4 +174,4 @@ class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
     remedy: str = ""
 
 
-Answer = HelloAnswer | Started | VmList | VmUsage | Done | Failed
+Answer = HelloAnswer | Started | VmList | VmUsage | Counts | Done | Failed

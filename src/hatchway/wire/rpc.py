@@ -1,7 +1,7 @@
 """Requests, answers and events between the control plane and a node, over any asyncio byte stream.
 
-A message is a 4-octet big-endian length and that many octets of MessagePack: `[id, method, params]` is a request,
-`[id, null, result]` its answer, `[id, {error…}, null]` its failure and `[0, method, params]` an event, which nobody
+A message is a 4-octet big-endian length and that many octets of MessagePack: `[id, method, params, context]` is a request,
+whose `context` (see `wire.tracing`) may be left out, `[id, null, result]` its answer, `[id, {error…}, null]` its failure and `[0, method, params]` an event, which nobody
 answers. Both ends may have any number of requests in flight up to their bound. The stream is a Unix socket whose peer was
 checked, or mutual TLS; this module does not know which.
 """
@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from hatchway.domain.errors import HatchwayError, Internal, Unavailable, from_status
+from hatchway.wire import tracing
 from hatchway.wire.paths import address
 
 T = TypeVar("T")
@@ -34,7 +35,16 @@ EventHandler = Callable[[str, msgspec.Raw], None]
 _HEADER = struct.Struct(">I")
 _UNREADABLE = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw, msgspec.Raw])
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True):
+    number: int
+    head: msgspec.Raw
+    content: msgspec.Raw
+    context: dict[str, str] = {}
+
+
+_decoder = msgspec.msgpack.Decoder(_Message)
 
 
 class Connection:
@@ -68,7 +78,7 @@ class Connection:
         future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._pending[request] = future
         try:
-            self._send((request, method, params))
+            self._send((request, method, params, tracing.current()))
             async with asyncio.timeout(within):
                 answered = await future
         finally:
@@ -123,7 +133,7 @@ class Connection:
         except OSError:
             return
 
-    def _send(self, message: tuple[int, object, object]) -> None:
+    def _send(self, message: tuple[object, ...]) -> None:
         body = _encoder.encode(message)
         transport = self._writer.transport
         if transport.get_write_buffer_size() > MAX_MESSAGE:
@@ -133,8 +143,9 @@ class Connection:
         self._writer.write(_HEADER.pack(len(body)) + body)
 
     def _receive(self, body: bytes) -> None:
-        number, head, params = _decoder.decode(body)
-        method = msgspec.msgpack.decode(head, type=str | dict[str, object] | None)
+        message = _decoder.decode(body)
+        number, params = message.number, message.content
+        method = msgspec.msgpack.decode(message.head, type=str | dict[str, object] | None)
         if isinstance(method, str):
             if number == 0:
                 if self._on_event is not None:
@@ -142,7 +153,7 @@ class Connection:
             elif len(self._serving) >= MAX_CONCURRENT:
                 self._send((number, _error_body(Unavailable("busy", "Too many requests at once.", "Try again.")), None))
             else:
-                task = asyncio.get_running_loop().create_task(self._serve(number, method, params))
+                task = asyncio.get_running_loop().create_task(self._serve(number, method, params, message.context))
                 self._serving.add(task)
                 task.add_done_callback(self._serving.discard)
             return
@@ -154,7 +165,13 @@ class Connection:
         else:
             future.set_exception(_error_from(method))
 
-    async def _serve(self, number: int, method: str, params: msgspec.Raw) -> None:
+    async def _serve(self, number: int, method: str, params: msgspec.Raw, context: dict[str, str]) -> None:
+        with tracing.bound(context):
+            answer = await self._answer(number, method, params)
+        if not self.closed.is_set():
+            self._send(answer)
+
+    async def _answer(self, number: int, method: str, params: msgspec.Raw) -> tuple[object, ...]:
         handler = self._handlers.get(method)
         try:
             if handler is None:
@@ -163,25 +180,22 @@ class Connection:
                 )
             result = await handler(self, params)
         except HatchwayError as error:
-            answer: tuple[int, object, object] = (number, _error_body(error), None)
+            return number, _error_body(error), None
         except asyncio.CancelledError:
             if self.closed.is_set():
                 raise
             # What was asked for was given up from within: the peer must not wait for it for good.
-            answer = (number, _error_body(Unavailable("peer_lost", "The request was given up.", "Try again.")), None)
+            return number, _error_body(Unavailable("peer_lost", "The request was given up.", "Try again.")), None
         except _UNREADABLE as error:
-            answer = (number, _error_body(Internal("bad_message", str(error))), None)
+            return number, _error_body(Internal("bad_message", str(error))), None
         except Exception as error:
             log.exception("rpc %s failed", method)
-            answer = (number, _error_body(Internal("internal", f"{type(error).__name__}: {error}")), None)
-        else:
-            answer = (number, None, result)
-        if not self.closed.is_set():
-            self._send(answer)
+            return number, _error_body(Internal("internal", f"{type(error).__name__}: {error}")), None
+        return number, None, result
 
 
-def call_once(path: Path, method: str, params: object, *, within: float) -> None:
-    """One call without an event loop, over the Unix socket at `path`, whose result is not asked for.
+def call_once(path: Path, method: str, params: object, *, within: float) -> msgspec.Raw:
+    """One call without an event loop, over the Unix socket at `path`; returns the result, not decoded.
 
     Raises the `HatchwayError` that the peer answered with, `Unavailable("peer_lost")` when it went away, `TimeoutError` when it is
     silent for `within` seconds, and `OSError` when nobody listens.
@@ -196,11 +210,12 @@ def call_once(path: Path, method: str, params: object, *, within: float) -> None
             length = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 0
             answer = stream.read(min(length, MAX_MESSAGE))
     try:
-        _, error, _ = msgspec.msgpack.decode(answer, type=tuple[int, dict[str, object] | None, msgspec.Raw])
+        _, error, result = msgspec.msgpack.decode(answer, type=tuple[int, dict[str, object] | None, msgspec.Raw])
     except _UNREADABLE:
         raise Unavailable("peer_lost", "The other process went away in the middle.", "Try again.") from None
     if error is not None:
         raise _error_from(error)
+    return result
 
 
 def _error_body(error: HatchwayError) -> dict[str, object]:

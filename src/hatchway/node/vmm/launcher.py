@@ -10,9 +10,12 @@ import msgspec
 
 from hatchway.node.vmm import seqpacket
 from hatchway.node.vmm.seam import LauncherUnavailable, LaunchRefused
+from hatchway.wire import tracing
 from hatchway.wire.launcher import (
     MAX_DATAGRAM,
     Answer,
+    Count,
+    Counts,
     Done,
     Failed,
     ForgetVm,
@@ -80,13 +83,18 @@ class LauncherClient:
         """Returns what the VM's cgroup counts, also after its end, until it is forgotten."""
         return await self._ask(InspectVm(sandbox_id=sandbox_id), VmUsage)
 
+    async def counts(self) -> Counts:
+        """Returns what the launcher counts of itself."""
+        return await self._ask(Count(), Counts)
+
     async def close(self) -> None:
         """Drops the connections; the client can be used again."""
         while self._idle:
             self._idle.pop().close()
 
     async def _ask(self, request: Request, kind: type[_T], fds: Sequence[int] = ()) -> _T:
-        data = msgspec.json.encode(request)
+        request_id = tracing.current().get("request_id", "")
+        data = msgspec.json.encode(msgspec.structs.replace(request, request_id=request_id) if request_id else request)
         if len(data) > MAX_DATAGRAM:
             raise LaunchRefused("invalid", f"the request has {len(data)} octets, more than {MAX_DATAGRAM}")
         async with self._permits:
