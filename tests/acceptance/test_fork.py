@@ -14,9 +14,9 @@ __all__ = ["verbs"]
 
 
 def fork(hatchway: Hatchway, verbs: Verbs, source: Sandbox, count: int, **more: Any) -> list[Sandbox]:
-    result = verbs.do(source, "fork", count=count, **more)["operation"]["result"]
-    assert {one["state"] for one in result["branches"]} == {"running"}, result
-    return [hatchway.sandboxes.get(one["sandbox"]) for one in result["branches"]]
+    made = source.fork(count, **more)
+    assert len(made) == count, source.operation
+    return made
 
 
 def test_branches_have_what_the_source_had_and_go_their_own_ways(service: Service, verbs: Verbs) -> None:
@@ -45,10 +45,8 @@ def test_branches_have_what_the_source_had_and_go_their_own_ways(service: Servic
             clocks = [float(one.run("date +%s.%N").stdout) - time.time() for one in everyone]
             assert max(map(abs, clocks)) < 5
             # The process that ran runs on in all of them, under sessions of their own.
-            before = counter.info.session_id if hasattr(counter.info, "session_id") else counter.id
             for one in made:
-                (session,) = [info for info in one.sessions() if info.state == "running"]
-                assert session.id != before
+                session = next(info for info in one.sessions() if info.forked_from == counter.id)
                 attached = hatchway.sessions.get(session.id)
                 first = next(event for event in attached if isinstance(event, Gap | Output))
                 assert isinstance(first, Gap)

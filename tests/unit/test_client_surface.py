@@ -16,7 +16,7 @@ AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal Ba
 ConnectionFailed End Exhausted Exit FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage Hatchway
 HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits NewKey NotFound Operation
 OperationError OperationFailed Output OutputLimit Result Sandbox SandboxInfo SandboxMetrics SandboxToken ServiceEvent
-Session SessionEvent SessionInfo Started StreamLost StreamName Template Terminal TooLarge Transfer TransferFailed
+Session SessionEvent SessionInfo Snapshot Started StreamLost StreamName Template Terminal TooLarge Transfer TransferFailed
 Unauthenticated Unavailable Unprocessable UnsafeArchive UnsupportedMedia Usage WaitTimeout
 """
 
@@ -27,12 +27,13 @@ METHODS = {
     "Hatchway": "close events",
     "Sandboxes": "create delete get list",
     "Sandbox": (
-        "delete files forward id metrics pause port_link port_url refresh resume run sessions start start_vm state stop terminal"
-        " token update wake"
+        "delete files fork forward id metrics pause port_link port_url refresh restore resume rollback run sessions snapshot"
+        " snapshots start start_vm state stop suspend terminal token update wake"
     ),
     "Sessions": "get",
     "Session": "attach close close_stdin delete exit id info kill output refresh resize send_signal terminal wait write_stdin",
     "Operations": "cancel get list wait",
+    "Snapshots": "delete get list",
     "Templates": "list",
     "Keys": "create delete list",
 }

@@ -1,4 +1,4 @@
-"""Commands about sandboxes: `create ls get rm pause resume stop start wake`."""
+"""Commands about sandboxes: `create ls get rm pause resume suspend restore stop start wake`."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command("ls")(ls)
     app.command("get")(get)
     app.command("rm")(rm)
-    for verb in (pause, resume, stop, start, wake):
+    for verb in (pause, resume, suspend, restore, stop, start, wake):
         app.command(verb.__name__)(verb)
 
 
@@ -135,6 +135,18 @@ def resume(front: Front, sandbox: SandboxId, no_wait: NoWait = False) -> None:
 
 
 @with_front
+def suspend(front: Front, sandbox: SandboxId, no_wait: NoWait = False) -> None:
+    """Keep a sandbox's memory and disk, and release its machine."""
+    _tell(front, _at(front, sandbox).suspend(wait=not no_wait))
+
+
+@with_front
+def restore(front: Front, sandbox: SandboxId, no_wait: NoWait = False) -> None:
+    """Let a suspended sandbox go on where it stood."""
+    _tell(front, _at(front, sandbox).restore(wait=not no_wait))
+
+
+@with_front
 def stop(front: Front, sandbox: SandboxId, no_wait: NoWait = False) -> None:
     """Power a sandbox off; its disk is kept."""
     _tell(front, _at(front, sandbox).stop(wait=not no_wait))
@@ -148,7 +160,7 @@ def start(front: Front, sandbox: SandboxId, no_wait: NoWait = False) -> None:
 
 @with_front
 def wake(front: Front, sandbox: SandboxId, no_wait: NoWait = False) -> None:
-    """Make a sandbox run, by whichever of resume and start applies."""
+    """Make a sandbox run, by whichever of resume, restore and start applies."""
     _tell(front, _at(front, sandbox).wake(wait=not no_wait))
 
 

@@ -50,6 +50,7 @@ from .models import (
     SandboxToken,
     ServiceEvent,
     SessionInfo,
+    Snapshot,
     Template,
     Transfer,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "Session",
     "SessionEvent",
     "SessionInfo",
+    "Snapshot",
     "Started",
     "StreamLost",
     "StreamName",

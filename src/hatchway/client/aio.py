@@ -24,6 +24,7 @@ from .models import (
     SandboxToken,
     ServiceEvent,
     SessionInfo,
+    Snapshot,
     Template,
 )
 from .reach import Reach, Scope, check_port, make_token, port_link, port_url
@@ -52,6 +53,7 @@ class AsyncHatchway:
         self._driver = AsyncDriver(config, timeout)
         self.sandboxes = AsyncSandboxes(self._driver)
         self.sessions = AsyncSessions(self._driver)
+        self.snapshots = AsyncSnapshots(self._driver)
         self.operations = AsyncOperations(self._driver)
         self.templates = AsyncTemplates(self._driver)
         self.keys = AsyncKeys(self._driver)
@@ -81,8 +83,9 @@ class AsyncSandboxes:
 
     async def create(
         self,
-        template: str = "seed:latest",
+        template: str | None = None,
         *,
+        snapshot: Snapshot | str | None = None,
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -93,14 +96,16 @@ class AsyncSandboxes:
         wait: bool = True,
         timeout: float = 120.0,
     ) -> "AsyncSandbox":
-        """Makes a sandbox and, with `wait`, returns when it runs.
+        """Makes a sandbox from a template (`seed:latest` unless one is given) or a snapshot and, with `wait`, returns when it runs.
 
         `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. Raises `OperationFailed`
         when it cannot be made (the sandbox is then `failed` and stays for you to look at or delete: `sandbox_id` of the
         error), and `WaitTimeout` after `timeout` seconds.
         """
+        kept = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         body = calls.compact(
-            template=template,
+            template="seed:latest" if template is None and kept is None else template,
+            snapshot=kept,
             name=name,
             metadata=metadata,
             env=env,
@@ -174,6 +179,47 @@ class AsyncSandbox:
         """Lets the vCPUs of a paused sandbox go on."""
         return await self._change("resume", wait, timeout)
 
+    async def suspend(self, *, wait: bool = True, timeout: float = 120.0) -> Operation:
+        """Keeps memory and disk and releases the machine."""
+        return await self._change("suspend", wait, timeout)
+
+    async def restore(self, *, wait: bool = True, timeout: float = 120.0) -> Operation:
+        """Lets a suspended sandbox go on where it stood."""
+        return await self._change("restore", wait, timeout)
+
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 300.0,
+    ) -> "list[AsyncSandbox]":
+        """Branches `count` new sandboxes off (1 to 100), which go on from where this one stands; returns those that run.
+
+        This one runs on. What is not given is as here. `operation.result` tells what became of each branch. Raises
+        `OperationFailed` when none could be made.
+        """
+        body = calls.compact(count=count, name=name, metadata=metadata, env=env)
+        self.operation = await self._change("fork", True, timeout, body)
+        made = calls.branch_ids(self.operation)
+        return [AsyncSandbox(self._driver, await self._driver.run(calls.get_sandbox(one))) for one in made]
+
+    async def snapshot(self, kind: str = "full", *, name: str | None = None, timeout: float = 300.0) -> Snapshot:
+        """Keeps it as it is: `disk`, or `full` with memory, from which it can go on."""
+        operation = await self._change("snapshots", True, timeout, calls.compact(kind=kind, name=name))
+        return await self._driver.run(calls.snapshot_of(operation))
+
+    def snapshots(self, *, kind: str | None = None) -> AsyncIterator[Snapshot]:
+        """Iterates over its snapshots, newest first."""
+        return _all(self._driver, calls.snapshots(self.id, kind))
+
+    async def rollback(self, snapshot: Snapshot | str, *, timeout: float = 300.0) -> Operation:
+        """Goes back to one of its own snapshots: from a `full` one it runs on, from a `disk` one it is stopped."""
+        wanted = snapshot if isinstance(snapshot, str) else snapshot.id
+        return await self._change("rollback", True, timeout, {"snapshot": wanted})
+
     async def stop(self, *, wait: bool = True, timeout: float = 60.0) -> Operation:
         """Powers off: memory is lost, the disk is kept."""
         return await self._change("stop", wait, timeout)
@@ -183,7 +229,7 @@ class AsyncSandbox:
         return await self._change("start", wait, timeout)
 
     async def wake(self, *, wait: bool = True, timeout: float = 120.0) -> Operation:
-        """Makes it run, by whichever of resume and start applies."""
+        """Makes it run, by whichever of resume, restore and start applies."""
         return await self._change("wake", wait, timeout)
 
     async def delete(self, *, wait: bool = True, timeout: float = 60.0) -> Operation:
@@ -333,8 +379,12 @@ class AsyncSandbox:
         await forward.open()
         return forward
 
-    async def _change(self, verb: str, wait: bool, timeout: float) -> Operation:
-        self.info, operation = await self._driver.run(calls.change_sandbox(self.id, verb, wait=wait, timeout_s=timeout))
+    async def _change(
+        self, verb: str, wait: bool, timeout: float, body: Mapping[str, object] | None = None
+    ) -> Operation:
+        self.info, operation = await self._driver.run(
+            calls.change_sandbox(self.id, verb, wait=wait, timeout_s=timeout, body=body)
+        )
         return operation
 
     async def __aenter__(self) -> "AsyncSandbox":
@@ -484,6 +534,25 @@ class AsyncSessions:
         return AsyncSession(
             self._driver, calls.Opened(await self._driver.run(calls.get_session(session_id)), None), fresh=False
         )
+
+
+class AsyncSnapshots:
+    """The snapshots of the project."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+
+    async def get(self, snapshot_id: str) -> Snapshot:
+        """Returns the snapshot with this id; raises `NotFound`."""
+        return await self._driver.run(calls.get_snapshot(snapshot_id))
+
+    def list(self, *, sandbox: str | None = None, kind: str | None = None) -> AsyncIterator[Snapshot]:
+        """Iterates over the snapshots of this sandbox and kind, newest first, page by page."""
+        return _all(self._driver, calls.snapshots(sandbox, kind))
+
+    async def delete(self, snapshot_id: str) -> Snapshot:
+        """Deletes a snapshot; it is `deleting` while its node is away."""
+        return await self._driver.run(calls.delete_snapshot(snapshot_id))
 
 
 class AsyncOperations:

@@ -18,7 +18,19 @@ from .errors import (
     WaitTimeout,
     from_problem,
 )
-from .models import Access, Key, Limits, NewKey, Operation, Page, SandboxInfo, SandboxMetrics, SessionInfo, Template
+from .models import (
+    Access,
+    Key,
+    Limits,
+    NewKey,
+    Operation,
+    Page,
+    SandboxInfo,
+    SandboxMetrics,
+    SessionInfo,
+    Snapshot,
+    Template,
+)
 from .steps import Flow, Pause, Reply, Request
 
 T = TypeVar("T")
@@ -99,9 +111,38 @@ def create_sandbox(
     return (yield from _accepted("POST", "/v1/sandboxes", body, headers, wait, timeout_s))
 
 
-def change_sandbox(sandbox_id: str, verb: str, *, wait: bool, timeout_s: float) -> Flow[tuple[SandboxInfo, Operation]]:
-    """Does a lifecycle verb: `pause resume stop start wake`."""
-    return (yield from _accepted("POST", f"/v1/sandboxes/{_segment(sandbox_id)}/{verb}", None, {}, wait, timeout_s))
+def change_sandbox(
+    sandbox_id: str, verb: str, *, wait: bool, timeout_s: float, body: Mapping[str, object] | None = None
+) -> Flow[tuple[SandboxInfo, Operation]]:
+    """Does a lifecycle verb: `pause resume suspend restore stop start wake fork snapshots rollback`."""
+    # Repeated after a broken connection it must not be done twice.
+    headers = {} if body is None else {"Idempotency-Key": uuid.uuid4().hex}
+    path = f"/v1/sandboxes/{_segment(sandbox_id)}/{verb}"
+    return (yield from _accepted("POST", path, body, headers, wait, timeout_s))
+
+
+def branch_ids(operation: Operation) -> list[str]:
+    """The sandboxes that a fork made, without those of its branches that failed."""
+    branches = operation.result.get("branches", []) if isinstance(operation.result, dict) else []
+    return [str(one["sandbox"]) for one in branches if one.get("error") is None]
+
+
+def snapshot_of(operation: Operation) -> Flow[Snapshot]:
+    """Asks for the snapshot that an operation made."""
+    made = operation.result.get("snapshot", "") if isinstance(operation.result, dict) else ""
+    return (yield from get_snapshot(str(made)))
+
+
+def get_snapshot(snapshot_id: str) -> Flow[Snapshot]:
+    """Asks for one snapshot."""
+    reply = yield from exchange(Request("GET", f"/v1/snapshots/{_segment(snapshot_id)}"))
+    return _either(reply.body, "snapshot", Snapshot)
+
+
+def delete_snapshot(snapshot_id: str) -> Flow[Snapshot]:
+    """Deletes a snapshot."""
+    reply = yield from exchange(Request("DELETE", f"/v1/snapshots/{_segment(snapshot_id)}"))
+    return _either(reply.body, "snapshot", Snapshot)
 
 
 def delete_sandbox(sandbox_id: str, *, wait: bool, timeout_s: float) -> Flow[tuple[SandboxInfo, Operation]]:
@@ -218,6 +259,12 @@ def sandboxes(state: str | None, template: str | None, metadata: Mapping[str, st
     if template is not None:
         filters["template"] = template
     return Listing("/v1/sandboxes", "sandboxes", SandboxInfo, filters)
+
+
+def snapshots(sandbox_id: str | None, kind: str | None) -> Listing[Snapshot]:
+    """The snapshots of the project that pass the filters."""
+    filters = {name: value for name, value in (("sandbox", sandbox_id), ("kind", kind)) if value is not None}
+    return Listing("/v1/snapshots", "snapshots", Snapshot, filters)
 
 
 def sessions_of(sandbox_id: str) -> Listing[SessionInfo]:

@@ -49,9 +49,42 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     reason: str | None = None
     """For people: why it stopped or failed."""
     boot_id: str | None = None
+    forked_from: str | None = None
+    """The sandbox that it branched off from."""
+    snapshot: str | None = None
+    """The snapshot that it was made from."""
+    head_snapshot: str | None = None
+    """The snapshot that its present state goes back to."""
+    stored_bytes: int | None = None
+    """What a suspended sandbox keeps of its memory, in octets on its node's disk."""
     created_at: float | None = None
     updated_at: float | None = None
     deleted_at: float | None = None
+
+
+class Snapshot(_Record, frozen=True, kw_only=True):
+    """A kept state of a sandbox, with a life of its own; sizes in octets."""
+
+    id: str
+    state: str = "pending"
+    """`pending ready failed deleting deleted`."""
+    sandbox_id: str | None = None
+    kind: str = "full"
+    """`disk`, or `full`: memory and disk."""
+    name: str | None = None
+    parent: str | None = None
+    """The snapshot that the sandbox went on from when this one was made."""
+    error: dict[str, Any] | None = None
+    template: str = ""
+    template_digest: str | None = None
+    vcpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+    disk_bytes: int | None = None
+    memory_bytes: int | None = None
+    digest: str | None = None
+    created_at: float | None = None
+    updated_at: float | None = None
 
 
 class GuestUsage(_Record, frozen=True, kw_only=True):
@@ -136,6 +169,8 @@ class SessionInfo(_Record, frozen=True, kw_only=True):
     """`created` (not started: attaching starts it), `running`, `exited` (the leader ended), `ended`, `lost`."""
     sandbox_id: str | None = None
     process_id: int | None = None
+    forked_from: str | None = None
+    """The session of another past or sandbox whose process runs on in this one."""
     argv: tuple[str, ...] | None = None
     pid: int | None = None
     exit: Exit | None = None
@@ -250,9 +285,10 @@ class Transfer(_Record, frozen=True, kw_only=True):
     skipped: int = 0
     """What was left out: sockets, devices, and in a download links that lead out of the folder."""
 
-    def plus_skipped(self, count: int) -> "Transfer":
-        """The same, with so many more left out."""
-        return msgspec.structs.replace(self, skipped=self.skipped + count)
+    def plus(self, other: "Transfer") -> "Transfer":
+        """Both together."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
+        return Transfer(**sums)
 
 
 class Template(_Record, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from .models import (
     SandboxToken,
     ServiceEvent,
     SessionInfo,
+    Snapshot,
     Template,
 )
 from .reach import Reach, Scope, check_port, make_token, port_link, port_url
@@ -53,6 +54,7 @@ class Hatchway:
         self._driver = SyncDriver(config, timeout)
         self.sandboxes = Sandboxes(self._driver)
         self.sessions = Sessions(self._driver)
+        self.snapshots = Snapshots(self._driver)
         self.operations = Operations(self._driver)
         self.templates = Templates(self._driver)
         self.keys = Keys(self._driver)
@@ -82,8 +84,9 @@ class Sandboxes:
 
     def create(
         self,
-        template: str = "seed:latest",
+        template: str | None = None,
         *,
+        snapshot: Snapshot | str | None = None,
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -94,14 +97,16 @@ class Sandboxes:
         wait: bool = True,
         timeout: float = 120.0,
     ) -> "Sandbox":
-        """Makes a sandbox and, with `wait`, returns when it runs.
+        """Makes a sandbox from a template (`seed:latest` unless one is given) or a snapshot and, with `wait`, returns when it runs.
 
         `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. Raises `OperationFailed`
         when it cannot be made (the sandbox is then `failed` and stays for you to look at or delete: `sandbox_id` of the
         error), and `WaitTimeout` after `timeout` seconds.
         """
+        kept = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         body = calls.compact(
-            template=template,
+            template="seed:latest" if template is None and kept is None else template,
+            snapshot=kept,
             name=name,
             metadata=metadata,
             env=env,
@@ -175,6 +180,47 @@ class Sandbox:
         """Lets the vCPUs of a paused sandbox go on."""
         return self._change("resume", wait, timeout)
 
+    def suspend(self, *, wait: bool = True, timeout: float = 120.0) -> Operation:
+        """Keeps memory and disk and releases the machine."""
+        return self._change("suspend", wait, timeout)
+
+    def restore(self, *, wait: bool = True, timeout: float = 120.0) -> Operation:
+        """Lets a suspended sandbox go on where it stood."""
+        return self._change("restore", wait, timeout)
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 300.0,
+    ) -> "list[Sandbox]":
+        """Branches `count` new sandboxes off (1 to 100), which go on from where this one stands; returns those that run.
+
+        This one runs on. What is not given is as here. `operation.result` tells what became of each branch. Raises
+        `OperationFailed` when none could be made.
+        """
+        body = calls.compact(count=count, name=name, metadata=metadata, env=env)
+        self.operation = self._change("fork", True, timeout, body)
+        made = calls.branch_ids(self.operation)
+        return [Sandbox(self._driver, self._driver.run(calls.get_sandbox(one))) for one in made]
+
+    def snapshot(self, kind: str = "full", *, name: str | None = None, timeout: float = 300.0) -> Snapshot:
+        """Keeps it as it is: `disk`, or `full` with memory, from which it can go on."""
+        operation = self._change("snapshots", True, timeout, calls.compact(kind=kind, name=name))
+        return self._driver.run(calls.snapshot_of(operation))
+
+    def snapshots(self, *, kind: str | None = None) -> Iterator[Snapshot]:
+        """Iterates over its snapshots, newest first."""
+        return _all(self._driver, calls.snapshots(self.id, kind))
+
+    def rollback(self, snapshot: Snapshot | str, *, timeout: float = 300.0) -> Operation:
+        """Goes back to one of its own snapshots: from a `full` one it runs on, from a `disk` one it is stopped."""
+        wanted = snapshot if isinstance(snapshot, str) else snapshot.id
+        return self._change("rollback", True, timeout, {"snapshot": wanted})
+
     def stop(self, *, wait: bool = True, timeout: float = 60.0) -> Operation:
         """Powers off: memory is lost, the disk is kept."""
         return self._change("stop", wait, timeout)
@@ -184,7 +230,7 @@ class Sandbox:
         return self._change("start", wait, timeout)
 
     def wake(self, *, wait: bool = True, timeout: float = 120.0) -> Operation:
-        """Makes it run, by whichever of resume and start applies."""
+        """Makes it run, by whichever of resume, restore and start applies."""
         return self._change("wake", wait, timeout)
 
     def delete(self, *, wait: bool = True, timeout: float = 60.0) -> Operation:
@@ -334,8 +380,10 @@ class Sandbox:
         forward.open()
         return forward
 
-    def _change(self, verb: str, wait: bool, timeout: float) -> Operation:
-        self.info, operation = self._driver.run(calls.change_sandbox(self.id, verb, wait=wait, timeout_s=timeout))
+    def _change(self, verb: str, wait: bool, timeout: float, body: Mapping[str, object] | None = None) -> Operation:
+        self.info, operation = self._driver.run(
+            calls.change_sandbox(self.id, verb, wait=wait, timeout_s=timeout, body=body)
+        )
         return operation
 
     def __enter__(self) -> "Sandbox":
@@ -483,6 +531,25 @@ class Sessions:
         Iterating starts its process, if nobody has done so before.
         """
         return Session(self._driver, calls.Opened(self._driver.run(calls.get_session(session_id)), None), fresh=False)
+
+
+class Snapshots:
+    """The snapshots of the project."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def get(self, snapshot_id: str) -> Snapshot:
+        """Returns the snapshot with this id; raises `NotFound`."""
+        return self._driver.run(calls.get_snapshot(snapshot_id))
+
+    def list(self, *, sandbox: str | None = None, kind: str | None = None) -> Iterator[Snapshot]:
+        """Iterates over the snapshots of this sandbox and kind, newest first, page by page."""
+        return _all(self._driver, calls.snapshots(sandbox, kind))
+
+    def delete(self, snapshot_id: str) -> Snapshot:
+        """Deletes a snapshot; it is `deleting` while its node is away."""
+        return self._driver.run(calls.delete_snapshot(snapshot_id))
 
 
 class Operations:

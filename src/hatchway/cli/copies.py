@@ -1,0 +1,108 @@
+"""Commands about what is kept of sandboxes and made from them: `fork snapshot snapshots rollback`."""
+
+from typing import Annotated
+
+import typer
+
+from .front import Front
+from .options import SandboxId
+from .shared import with_front
+
+Kind = Annotated[str, typer.Option("--kind", metavar="full|disk", help="With memory, or the disk alone.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command("fork")(fork)
+    app.command("snapshot")(snapshot)
+    app.command("rollback")(rollback)
+    group = typer.Typer(no_args_is_help=True, help="Snapshots: kept states of sandboxes.")
+    group.command("ls")(ls)
+    group.command("rm")(rm)
+    app.add_typer(group, name="snapshots")
+
+
+@with_front
+def fork(
+    front: Front,
+    sandbox: SandboxId,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many branches, 1 to 100.")] = 1,
+) -> None:
+    """Branch new sandboxes off, which go on from where this one stands; it runs on."""
+    from .output import print_json
+
+    source = front.client.sandboxes.get(sandbox)
+    made = source.fork(count)
+    if front.json:
+        print_json([branch.info for branch in made])
+    else:
+        for branch in made:
+            print(branch.id)
+
+
+@with_front
+def snapshot(
+    front: Front,
+    sandbox: SandboxId,
+    kind: Kind = "full",
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="A name for it.", show_default=False)
+    ] = None,
+) -> None:
+    """Keep a sandbox as it is now."""
+    from .output import print_json
+
+    made = front.client.sandboxes.get(sandbox).snapshot(kind, name=name)
+    if front.json:
+        print_json(made)
+    else:
+        print(made.id)
+
+
+@with_front
+def rollback(
+    front: Front,
+    sandbox: SandboxId,
+    snapshot_id: Annotated[
+        str, typer.Argument(metavar="SNAPSHOT", help="Id of one of its snapshots.", show_default=False)
+    ],
+) -> None:
+    """Go back to a snapshot: a full one runs on from there, a disk one is stopped."""
+    from .output import print_json
+
+    operation = front.client.sandboxes.get(sandbox).rollback(snapshot_id)
+    if front.json:
+        print_json(operation)
+    else:
+        print(f"{operation.target}  {operation.kind} {operation.status}")
+
+
+@with_front
+def ls(
+    front: Front,
+    sandbox: Annotated[
+        str | None, typer.Option("--sandbox", metavar="ID", help="Of this sandbox.", show_default=False)
+    ] = None,
+) -> None:
+    """List snapshots, newest first."""
+    from .output import print_json, print_table
+
+    found = list(front.client.snapshots.list(sandbox=sandbox))
+    if front.json:
+        print_json(found)
+    else:
+        rows = [(one.id, one.kind, one.state, one.sandbox_id or "", one.name or "") for one in found]
+        print_table(("id", "kind", "state", "sandbox", "name"), rows)
+
+
+@with_front
+def rm(
+    front: Front,
+    snapshots: Annotated[
+        list[str], typer.Argument(metavar="SNAPSHOT...", help="Ids of snapshots.", show_default=False)
+    ],
+) -> None:
+    """Delete snapshots."""
+    for snapshot_id in snapshots:
+        deleted = front.client.snapshots.delete(snapshot_id)
+        print(f"{deleted.id}  {deleted.state}")
