@@ -1,156 +1,207 @@
-"""Copies a local folder into a sandbox: a tar stream, made as it goes, into `tar` inside.
+"""`hatchway cp`, and what `hatchway run --copy` shares with it: which of two places is where, and what a copy becomes there."""
 
-Regular files, folders and symbolic links as such are copied; no link is followed, so nothing from outside of the folder
-gets in. Sockets, devices and the like are left out and named.
-"""
-
-import io
 import os
-import stat
+import posixpath
+import re
 import sys
-import tarfile
-import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast
 
-from hatchway.client import HatchwayError, InvalidRequest, Output
+from hatchway.client import InvalidRequest, NotFound, Transfer
+from hatchway.client.bodies import Body
 
-from .front import note
+from .front import Front, note
+from .interrupts import Interrupted, Interrupts
+from .output import print_json, write_octets
+from .progress import meter
 
 if TYPE_CHECKING:
-    from hatchway.client import Sandbox, Session
+    from collections.abc import Generator
 
-PIECE = 1024 * 1024
-_SCRIPT = 'mkdir -p -- "$1" && exec tar --extract --no-same-owner --file=- --directory="$1"'
-_MAX_COMPLAINT = 4000
+    from hatchway.client import FileEntry, Files, Sandbox
 
-
-class CopyFailed(HatchwayError):
-    """The folder could not be copied as a whole."""
+_REMOTE = re.compile(r"([a-z0-9]{20}):(.*)", re.DOTALL)
 
 
-def copy_folder(sandbox: "Sandbox", folder: Path, target: str) -> int:
+@dataclass(frozen=True)
+class Place:
+    """A path here, a path in a sandbox, or our standard input or output."""
+
+    path: str
+    sandbox: str | None = None
+
+    @property
+    def is_pipe(self) -> bool:
+        """Whether it is `-`."""
+        return self.sandbox is None and self.path == "-"
+
+    @property
+    def name(self) -> str:
+        """What it is called in a folder that it is copied into; empty for what stands for its content (`.`)."""
+        name = posixpath.basename(self.path.rstrip("/"))
+        return "" if name in (".", "..") else name
+
+
+def place(text: str) -> Place:
+    """Reads `SANDBOX:PATH`, `-`, or a path here; a path here that looks like a sandbox's is written with `./`."""
+    if match := _REMOTE.fullmatch(text):
+        return Place(match[2] or ".", match[1])
+    return Place(text)
+
+
+class Copier:
+    """Copies with the options of one call."""
+
+    def __init__(self, front: Front, *, recursive: bool, user: str | None, max_bytes: int | None) -> None:
+        self._front = front
+        self._recursive = recursive
+        self._user = user
+        self._max_bytes = max_bytes
+        self._files: dict[str, Files] = {}
+
+    def files(self, sandbox: str) -> "Files":
+        """The files of a sandbox."""
+        if sandbox not in self._files:
+            self._files[sandbox] = self._front.client.sandboxes.get(sandbox).files
+        return self._files[sandbox]
+
+    def copy(self, source: Place, target: Place, *, into: bool) -> Transfer:
+        """Copies one thing; `into` says that `target` has to be a folder."""
+        if (source.is_pipe and target.is_pipe) or (source.sandbox is None and target.sandbox is None):
+            raise InvalidRequest(
+                "no_sandbox", "Neither of the two is in a sandbox.", "Write one of them as SANDBOX:PATH."
+            )
+        if source.is_pipe:
+            return self._from_stdin(target)
+        if target.is_pipe:
+            return self._to_stdout(source)
+        if target.sandbox is None:
+            return self._download(source, _in_folder(source, target, os.path.isdir(target.path), into))
+        target = _in_folder(source, target, self._is_folder(target), into)
+        return self._upload(source, target) if source.sandbox is None else self._across(source, target)
+
+    def _is_folder(self, target: Place) -> bool:
+        try:
+            return self._stat(target).is_dir
+        except NotFound as error:
+            if error.code != "file_not_found":
+                raise
+            return False
+
+    def _stat(self, place_: Place) -> "FileEntry":
+        assert place_.sandbox is not None  # it is a place in one
+        return self.files(place_.sandbox).stat(place_.path, user=self._user)
+
+    def _upload(self, source: Place, target: Place) -> Transfer:
+        assert target.sandbox is not None  # else it would be a download
+        is_dir = os.path.isdir(source.path)
+        self._may_be(source, is_dir)
+        size = None if is_dir or not os.path.isfile(source.path) else os.path.getsize(source.path)
+        with meter(self._front, size) as progress:
+            return self.files(target.sandbox).upload(source.path, target.path, progress=progress, user=self._user)
+
+    def _download(self, source: Place, target: Place) -> Transfer:
+        assert source.sandbox is not None  # one of both is in a sandbox
+        entry = self._stat(source)
+        self._may_be(source, entry.is_dir)
+        with meter(self._front, None if entry.is_dir else entry.size) as progress:
+            return self.files(source.sandbox).download(
+                source.path, target.path, progress=progress, max_bytes=self._max_bytes, user=self._user
+            )
+
+    def _across(self, source: Place, target: Place) -> Transfer:
+        """From one sandbox to another: through here, piece by piece."""
+        assert source.sandbox is not None and target.sandbox is not None  # noqa: PT018 - both are in one
+        entry = self._stat(source)
+        self._may_be(source, entry.is_dir)
+        here, there = self.files(source.sandbox), self.files(target.sandbox)
+        with meter(self._front, None if entry.is_dir else entry.size) as progress:
+
+            def pieces() -> Iterator[bytes]:
+                opened = (
+                    here.pack(source.path, user=self._user)
+                    if entry.is_dir
+                    else here.stream(source.path, user=self._user)
+                )
+                done = 0
+                with closing(cast("Generator[bytes, None, None]", opened)) as stream:
+                    for piece in stream:
+                        done += len(piece)
+                        yield piece
+                        if progress is not None:
+                            progress(done, source.path)
+
+            if entry.is_dir:
+                return there.unpack(target.path, Body(pieces, None, again=True), user=self._user)
+            # What the kernel makes up has no size beforehand.
+            body = Body(pieces, entry.size or None, again=True)
+            written = there.write(target.path, body, mode=entry.mode & 0o777, user=self._user)
+        return Transfer(files=1, bytes=written.size)
+
+    def _from_stdin(self, target: Place) -> Transfer:
+        assert target.sandbox is not None  # else both would be here
+        files = self.files(target.sandbox)
+        if self._recursive:
+            return files.unpack(target.path, sys.stdin.buffer, user=self._user)
+        return Transfer(files=1, bytes=files.write(target.path, sys.stdin.buffer, user=self._user).size)
+
+    def _to_stdout(self, source: Place) -> Transfer:
+        assert source.sandbox is not None  # else both would be here
+        files = self.files(source.sandbox)
+        is_dir = self._stat(source).is_dir
+        self._may_be(source, is_dir)
+        opened = files.pack(source.path, user=self._user) if is_dir else files.stream(source.path, user=self._user)
+        done = 0
+        with closing(cast("Generator[bytes, None, None]", opened)) as stream:
+            for piece in stream:
+                write_octets(1, piece)
+                done += len(piece)
+        return Transfer(bytes=done)
+
+    def _may_be(self, source: Place, is_dir: bool) -> None:
+        if is_dir and not self._recursive:
+            raise InvalidRequest("is_folder", f"{source.path} is a folder.", "Copy folders with -r.")
+
+
+def _in_folder(source: Place, target: Place, is_folder: bool, into: bool) -> Place:
+    if is_folder:
+        return Place(posixpath.join(target.path, source.name), target.sandbox) if source.name else target
+    if into or target.path.endswith("/"):
+        raise InvalidRequest("no_folder", f"{target.path} is not a folder.", "Make it first, or give another name.")
+    return target
+
+
+def copy(front: Front, places: list[str], *, recursive: bool, user: str | None, max_bytes: int | None) -> int:
+    """Copies all but the last of `places` to the last one; returns the exit status. It stops at the first that fails."""
+    if len(places) < 2:
+        raise InvalidRequest("no_target", "There is one place only.", "Give what to copy, and where to.")
+    *sources, target = map(place, places)
+    copier = Copier(front, recursive=recursive, user=user, max_bytes=max_bytes)
+    done = Transfer()
+    with Interrupts():
+        try:
+            for source in sources:
+                done = done.plus(copier.copy(source, target, into=len(sources) > 1))
+        except Interrupted as error:
+            return error.status
+    if done.skipped:
+        note(f"left out: {done.skipped} (links that lead out of the folder, devices, sockets and the like)")
+    if front.json and not target.is_pipe:
+        print_json(done)
+    return 0
+
+
+def upload_folder(sandbox: "Sandbox", folder: Path, target: str, user: str | None) -> None:
     """Copies the content of `folder` into the folder `target` of the sandbox, which is made where it is missing.
 
-    Returns the number of octets of the files. Raises `InvalidRequest` when `folder` is none, `CopyFailed` when a file
-    cannot be read or the sandbox cannot take it.
+    Raises `InvalidRequest("no_folder")` when `folder` is none, and what an upload does.
     """
     if not folder.is_dir():
         raise InvalidRequest("no_folder", f"{folder} is not a folder.", "Give --copy the folder to copy.")
-    session = sandbox.start(["/bin/sh", "-c", _SCRIPT, "sh", target], stdin=True)
-    complaint = b""
-    try:
-        sink = _Sink(session)
-        if session.exit is None:
-            with tarfile.open(
-                mode="w|",
-                fileobj=cast(IO[bytes], sink),
-                format=tarfile.GNU_FORMAT,
-                bufsize=PIECE,
-                errors="surrogateescape",
-            ) as archive:
-                for member, path in _members(folder):
-                    sink.progress(member.name)
-                    _add(archive, member, path)
-                    sink.payload += member.size
-            sink.finish()
-        for event in session:
-            if isinstance(event, Output):
-                complaint = (complaint + event.data)[-_MAX_COMPLAINT:]
-        ended = session.wait()
-    except OSError as error:
-        session.kill()
-        raise CopyFailed("copy_failed", f"{error.filename or folder}: {error.strerror or error}", "") from None
-    except BaseException:
-        session.kill()
-        raise
-    finally:
-        session.close()
-    if ended.status != 0:
-        text = complaint.decode("utf-8", "replace").strip() or ended.message or ended.reason
-        raise CopyFailed(
-            "copy_failed",
-            f"The sandbox could not unpack into {target}: {text}",
-            "Is there space, and may the user write there?",
-        )
-    return sink.payload
-
-
-class _Sink:
-    """The writing end of the stream: hands full pieces to the session's standard input."""
-
-    def __init__(self, session: "Session") -> None:
-        self._session = session
-        self._buffer = io.BytesIO()
-        self._tty = sys.stderr.isatty()
-        self._shown = 0.0
-        self.payload = 0
-
-    def write(self, data: bytes) -> int:
-        self._buffer.write(data)
-        if self._buffer.tell() >= PIECE:
-            self._flush(eof=False)
-        return len(data)
-
-    def finish(self) -> None:
-        self._flush(eof=True)
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-
-    def progress(self, name: str) -> None:
-        if self._tty and time.monotonic() - self._shown > 0.1:
-            self._shown = time.monotonic()
-            shown = name.encode("ascii", "replace").decode()[:50]
-            sys.stderr.write(f"\rcopying: {self.payload / 2**20:.1f} MiB  {shown}\x1b[K")
-            sys.stderr.flush()
-
-    def _flush(self, *, eof: bool) -> None:
-        data = self._buffer.getvalue()
-        self._buffer = io.BytesIO()
-        if data or eof:
-            self._session.write_stdin(data, eof=eof)
-
-
-def _members(folder: Path) -> Iterator[tuple[tarfile.TarInfo, str]]:
-    """Yields what is to be copied, folders before what is in them, in a stable order."""
-    waiting = [("", str(folder))]
-    while waiting:
-        inside, path = waiting.pop()
-        with os.scandir(path) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        folders = []
-        for entry in found:
-            name = f"{inside}{entry.name}"
-            status = entry.stat(follow_symlinks=False)
-            member = tarfile.TarInfo(name)
-            member.mode = stat.S_IMODE(status.st_mode) & 0o777
-            member.mtime = int(status.st_mtime)
-            if stat.S_ISDIR(status.st_mode):
-                member.type = tarfile.DIRTYPE
-                folders.append((f"{name}/", entry.path))
-            elif stat.S_ISLNK(status.st_mode):
-                member.type = tarfile.SYMTYPE
-                member.linkname = os.readlink(entry.path)
-            elif not stat.S_ISREG(status.st_mode):
-                note(f"left out (neither file, folder nor link): {entry.path!r}")
-                continue
-            yield member, entry.path
-        waiting.extend(reversed(folders))
-
-
-def _add(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
-    if not member.isreg():
-        archive.addfile(member)
-        return
-    # The file may have become something else since it was listed: never follow a link, never wait for a pipe.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(0, "changed while it was copied", path)
-        member.size = status.st_size
-        try:
-            archive.addfile(member, file)
-        except OSError as error:
-            raise OSError(error.errno or 0, error.strerror or "became shorter while it was copied", path) from None
+    with meter(Front(None, None, False), None) as progress:
+        done = sandbox.files.upload(folder, target, progress=progress, user=user)
+    if done.skipped:
+        note(f"left out: {done.skipped} (neither file, folder nor link)")

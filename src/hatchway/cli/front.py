@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from hatchway.client import Hatchway
+    from hatchway.client import AsyncHatchway, Hatchway
 
 FAILED = 1
 """Exit status when the service answered with an error."""
@@ -35,6 +35,12 @@ class Front:
 
             self._client = Hatchway(self._url, self._key)
         return self._client
+
+    def asyncio_client(self) -> "AsyncHatchway":
+        """A client for asyncio, which whoever asks for it closes."""
+        from hatchway.client import AsyncHatchway
+
+        return AsyncHatchway(self._url, self._key)
 
     def close(self) -> None:
         """Closes the client, if there is one."""

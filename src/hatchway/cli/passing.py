@@ -8,10 +8,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .front import OUR_FAILURE, Front, carry_out
+
+if TYPE_CHECKING:
+    from hatchway.client import Limits
 
 SUMMARIES = {
     "run": "Run a command in a new sandbox, which is deleted at the end.",
@@ -45,6 +49,7 @@ def main(name: str, words: Sequence[str]) -> None:
 
         command = Command(argv, env, options.workdir, options.user, options.timeout)
         if name == "exec":
+            command = replace(command, limits=_limits(options))
             return run_in_old(front, options.sandbox, command, verbose=options.verbose)
         machine = Machine(options.template, options.name, options.vcpus, options.memory, options.disk)
         return run_in_new(front, machine, command, copy=options.copy, keep=options.keep, verbose=options.verbose)
@@ -78,6 +83,11 @@ def parser_of(name: str) -> Parser:
         add("--keep", action="store_true", help="keep the sandbox at the end")
     else:
         add("sandbox", metavar="SANDBOX", help="id of the sandbox")
+        add("--memory", type=int, metavar="MIB", help="memory that the command and its children may use together")
+        add("--cpu-time", type=_seconds, metavar="S", help="seconds of CPU time after which they are killed")
+        add("--processes", type=int, metavar="N", help="processes and threads that they may be")
+        add("--open-files", type=int, metavar="N", help="files that each of them may have open")
+        add("--file-size", type=int, metavar="MIB", help="size of the largest file that each may write")
     add("--workdir", "-w", metavar="DIR", help="working directory of the command")
     add(
         "--env",
@@ -120,6 +130,19 @@ def _parse_unmarked(parser: Parser, words: list[str]) -> tuple[argparse.Namespac
     if argv and argv[0].startswith("-"):
         parser.error(f"no such option: {argv[0]}")
     return options, argv
+
+
+def _limits(options: argparse.Namespace) -> "Limits | None":
+    from hatchway.client import Limits
+
+    limits = Limits(
+        memory_mib=options.memory,
+        cpu_s=options.cpu_time,
+        open_files=options.open_files,
+        processes=options.processes,
+        file_size_mib=options.file_size,
+    )
+    return None if limits == Limits() else limits
 
 
 def _seconds(text: str) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatchway.client import Conflict, Exit, Gap, HatchwayError, Output, Unavailable
+from hatchway.client import Conflict, Exit, Gap, HatchwayError, Limits, Output, Unavailable
 
 from .front import Front, note
 from .interrupts import Interrupted, Interrupts
@@ -37,6 +37,7 @@ class Command:
     workdir: str | None = None
     user: str | None = None
     timeout_s: float | None = None
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,10 @@ def run_in_new(
                 assert sandbox.operation is not None  # a create always has one
                 front.client.operations.wait(sandbox.operation.id, timeout=_CREATE_S)
             if copy is not None:
-                from .copying import copy_folder
+                from .copying import upload_folder
 
                 with phases("copy"):
-                    copy_folder(sandbox, copy, command.workdir or _HOME)
+                    upload_folder(sandbox, copy, command.workdir or _HOME, command.user)
             with phases("command"):
                 return _run(sandbox, command, interrupts)
         except Interrupted as error:
@@ -136,6 +137,7 @@ def _run(sandbox: "Sandbox", command: Command, interrupts: Interrupts) -> int:
             cwd=command.workdir,
             user=command.user,
             timeout=command.timeout_s,
+            limits=command.limits,
         )
     pump = _Pump(session) if feed and session.exit is None else None
     try:
@@ -160,10 +162,11 @@ def _run(sandbox: "Sandbox", command: Command, interrupts: Interrupts) -> int:
         session.close()
     if pump is not None and pump.failure is not None:
         raise pump.failure
-    return _status(ended)
+    return status_of(ended)
 
 
-def _status(ended: Exit) -> int:
+def status_of(ended: Exit) -> int:
+    """Returns the exit status that the end of a command asks for, and says what was not the command's own doing."""
     if ended.reason == "timeout":
         note("the command ran into its timeout and was killed")
     elif ended.reason == "oom":

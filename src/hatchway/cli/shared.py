@@ -18,13 +18,16 @@ ApiKey = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def with_front(command: Callable[Concatenate[Front, P], None]) -> Callable[..., None]:
-    """Gives a command the options `--url`, `--key` and `--json`, and a `Front` as its first argument."""
+def with_front(command: Callable[Concatenate[Front, P], int | None], *, failed: int = FAILED) -> Callable[..., None]:
+    """Gives a command the options `--url`, `--key` and `--json`, and a `Front` as its first argument.
+
+    It ends with the status that the command returns, and with `failed` after an error of the SDK.
+    """
 
     @functools.wraps(command)
     def wrapper(*args: Any, **options: Any) -> None:
         front = Front(options.pop("url"), options.pop("key"), options.pop("json"))
-        carry_out(front, lambda front: command(front, *args, **options), FAILED)
+        carry_out(front, lambda front: command(front, *args, **options), failed)
 
     # The command line is made from the signature: without the front, with the shared options.
     signature = inspect.signature(command)

@@ -162,7 +162,7 @@ class AsyncFiles:
             entry = await self.write(remote, source.body, mode=source.mode, parents=True, user=user)
             return Transfer(files=1, bytes=entry.size)
         done = await self.unpack(remote, source.body, user=user)
-        return done.plus_skipped(source.skipped)
+        return done.plus(Transfer(skipped=source.skipped))
 
     async def download(
         self,

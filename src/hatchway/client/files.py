@@ -156,7 +156,7 @@ class Files:
             entry = self.write(remote, source.body, mode=source.mode, parents=True, user=user)
             return Transfer(files=1, bytes=entry.size)
         done = self.unpack(remote, source.body, user=user)
-        return done.plus_skipped(source.skipped)
+        return done.plus(Transfer(skipped=source.skipped))
 
     def download(
         self,

@@ -91,7 +91,7 @@ class TerminalState:
         self._renewed = False
         self.patience = streams.Patience(
             f"The terminal {opened.info.id}",
-            f"When the service is back, go on with: hatchway shell --attach {opened.info.id}",
+            f"When the service is back, go on with: hatchway shell {opened.info.sandbox_id} --attach {opened.info.id}",
         )
 
     def dial(self) -> Flow[Dial]:
