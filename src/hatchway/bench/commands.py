@@ -15,6 +15,7 @@ from hatchway.bench.files import files
 from hatchway.bench.floor import make_floor
 from hatchway.bench.hostile import fair, hostile, neighbour
 from hatchway.bench.idle import measure
+from hatchway.bench.lifecycle import fork, lifecycle
 from hatchway.bench.options import Options
 from hatchway.bench.report import Metric, percentile, show
 from hatchway.bench.stream import stream
@@ -132,6 +133,8 @@ BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "stream": stream,
     "files": files,
     "density": density,
+    "lifecycle": lifecycle,
+    "fork": fork,
     "concurrency": concurrency,
     "hostile": lambda options: hostile(options.progress),
     "neighbour": lambda options: neighbour(options.runs),

@@ -18,7 +18,7 @@ MEMORY_MIB = 256
 def density(options: Options) -> list[Metric]:
     """Mean proportional memory of the VMMs of `SANDBOXES` sandboxes, and of what stands beside each of them on the host."""
     launcher = json.loads((options.data_dir / "run" / "roles.json").read_bytes())["launcher"]
-    before = set(_machines(launcher))
+    before = set(machines(launcher))
     with Hatchway() as hatchway, contextlib.ExitStack() as stack:
         # The first one of its shape makes the baked snapshot that all the others, and the bare ones, are restored from.
         hatchway.sandboxes.create(memory_mib=MEMORY_MIB).delete()
@@ -28,7 +28,7 @@ def density(options: Options) -> list[Metric]:
             options.progress(f"sandbox {number + 1} of {SANDBOXES}")
             stack.enter_context(hatchway.sandboxes.create(memory_mib=MEMORY_MIB))
             bare.append(stack.enter_context(floor.vm())[0].pid)
-        ours = {vmm: shim for vmm, shim in _machines(launcher).items() if vmm not in before}
+        ours = {vmm: shim for vmm, shim in machines(launcher).items() if vmm not in before}
         if len(ours) != SANDBOXES:
             raise RuntimeError(f"{len(ours)} machines run, not {SANDBOXES}")
         vmm = sum(map(pss_mib, ours)) / SANDBOXES
@@ -41,7 +41,7 @@ def density(options: Options) -> list[Metric]:
     ]
 
 
-def _machines(launcher: int) -> dict[int, int]:
+def machines(launcher: int) -> dict[int, int]:
     """The VMMs below a launcher, each with its shim. A shim is the first process of a namespace: its VMM may stand below a further one."""
     found: dict[int, int] = {}
     for shim in children(launcher):

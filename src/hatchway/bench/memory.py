@@ -34,6 +34,15 @@ def pss_mib(pid: int) -> float:
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
 
 
+def private_mib(pid: int) -> float:
+    """Returns the memory that a process has for itself alone in MiB, 0 when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))) / 1024
+
+
 def rss_mib(pid: int) -> float:
     """Returns the resident memory of a process in MiB, 0 when it is gone."""
     try:
