@@ -119,7 +119,7 @@ async def revive(
     `shared`: more of them come from the same capture. `grow_from` as with `Sandbox.bring_up`. Raises as `Sandbox.create`.
     """
     phases = Phases()
-    greeting = Greeting(sandbox.setup(), fresh=False, within=RESTORE_WITHIN_S)
+    greeting = Greeting(sandbox.setup(), fresh=True, within=RESTORE_WITHIN_S)
     try:
         async with sandbox.context.starts.turn():
             sandbox.save_in_hand("creating", durable=False)
@@ -154,6 +154,9 @@ async def fork(source: Sandbox, branches: Sequence[Sandbox], folder: Path) -> fl
             branch.ended_as(State.FAILED, Cause.OPERATION_FAILED, explained(error).cause)
         raise
     try:
+        if len(branches) > 1:
+            # Once for all; nothing of it is needed after a crash.
+            await asyncio.to_thread(captures.merged_memory, taken.folder, durable=False)
         await asyncio.gather(*(_branch(one, taken, shared=len(branches) > 1) for one in branches))
     finally:
         await taken.remove()

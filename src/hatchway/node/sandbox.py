@@ -530,10 +530,8 @@ class Sandbox:
         self.check_alive(vm)  # the watcher left it to us; no await between here and the record
         self.write(str(State.RUNNING))  # what cannot be recorded would not outlive the next start of the node
         if thaw:
-            try:
-                await link.thaw()
-            except (GuestError, LinkLost) as error:  # it thaws by itself; what became of the machine the watcher tells
-                log.warning("%s: its file system was not thawed: %s", record.sandbox_id, error)
+            # Nobody waits for it: what is asked of the guest from now on comes behind it, and it would thaw by itself.
+            self.chore(link.thaw())
         self.publish()
         phases.done("ready")
         await self.context.sessions.link_up(record.sandbox_id, link)
@@ -720,6 +718,10 @@ class Sandbox:
         log.warning("%s: %s", self.record.sandbox_id, reason)
         self.context.sessions.sandbox_lost(self.record.sandbox_id, reason)
         self.ended_as(state, cause, reason)
+        self.clear_behind()
+
+    def clear_behind(self) -> None:
+        """Removes what is left of a machine that has ended or is not needed; the next verb waits for that, and nobody else."""
         self._clearing = asyncio.get_running_loop().create_task(
             self._clear_quietly(), name=f"clear {self.record.sandbox_id}"
         )

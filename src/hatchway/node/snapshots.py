@@ -206,7 +206,7 @@ async def _rollback(sandbox: Sandbox, snapshots: Snapshots, snapshot: Snapshot) 
 
 
 async def _revive(sandbox: Sandbox, folder: Path, standing: Sequence[Standing], phases: Phases) -> None:
-    greeting = Greeting(sandbox.setup(), fresh=False, within=RESTORE_WITHIN_S)
+    greeting = Greeting(sandbox.setup(), fresh=True, within=RESTORE_WITHIN_S)
     try:
         vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin, shared=True)
         sandbox.take(vm)

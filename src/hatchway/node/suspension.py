@@ -74,14 +74,9 @@ async def _suspend(sandbox: Sandbox) -> None:
     record.cause, record.reason = None, ""
     sandbox.unwatch()
     sandbox.context.sessions.link_down(record.sandbox_id)
-    try:
-        await sandbox.clear_vm()
-    except VmmError as error:
-        # The next verb clears it; a machine that stands still changes nothing.
-        log.warning("%s: what is left of its machine could not be removed: %s", record.sandbox_id, error)
-    phases.done("release")
     sandbox.phases = phases.ms
     sandbox.publish()
+    sandbox.clear_behind()  # a machine that stands still changes nothing any more
 
 
 async def _freeze(sandbox: Sandbox, vm: Vm) -> bool:
@@ -146,7 +141,8 @@ async def _restore(sandbox: Sandbox) -> None:
         return
     sandbox.require(Verb.RESTORE)
     folder, phases = sandbox.folder / SUSPENDED, Phases()
-    greeting = Greeting(sandbox.setup(), fresh=False, within=RESTORE_WITHIN_S)
+    # Most often it stood between two frames; where it did not, the link finds out and begins anew.
+    greeting = Greeting(sandbox.setup(), fresh=True, within=RESTORE_WITHIN_S)
     try:
         async with sandbox.context.starts.turn():
             await _bring_back(sandbox, folder, greeting, phases)

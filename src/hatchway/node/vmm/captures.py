@@ -13,6 +13,7 @@ import contextlib
 import os
 import struct
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -105,7 +106,7 @@ def no_changes(size: int) -> bytes:
     return _HEAD.pack(_MAGIC, os.sysconf("SC_PAGE_SIZE"), size, 0)
 
 
-def merged_memory(folder: Path) -> Path:
+def merged_memory(folder: Path, *, durable: bool = True) -> Path:
     """Returns a file with the whole memory of a capture: its base, or, where there are changes, a read-only copy that has them.
 
     The copy is sparse, and shares blocks with the base where the file system can. Raises `SnapshotMismatch` for a damaged list of changes,
@@ -123,18 +124,40 @@ def merged_memory(folder: Path) -> Path:
         temporary = folder / f".{MERGED}.{threading.get_ident()}"
         temporary.unlink(missing_ok=True)
         try:
-            disks.copy_sparse(base, temporary)
+            disks.copy_sparse(base, temporary, durable=False)
             os.chmod(temporary, 0o600)
             with temporary.open("r+b") as target:
                 for first, pages in runs:
                     _copy(diff.fileno(), target.fileno(), first * page, pages * page, folder.name)
-                os.fsync(target.fileno())
+                if durable:
+                    os.fsync(target.fileno())
                 os.fchmod(target.fileno(), 0o444)
             os.rename(temporary, merged)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
     return merged
+
+
+@dataclass(frozen=True)
+class Run:
+    """Changed octets: where they are in the memory, how many, and where in the list of changes."""
+
+    offset: int
+    length: int
+    at: int
+
+
+def changed_runs(diff: BinaryIO, size: int, name: str) -> list[Run]:
+    """Reads the list of changes of a memory of `size` octets, in ascending order. Raises `SnapshotMismatch` when it is damaged, `OSError`."""
+    runs, page = _runs(diff.read(_HEAD.size), diff, size, name)
+    at = _HEAD.size + len(runs) * _RUN.size
+    found: list[Run] = []
+    for first, pages in runs:
+        found.append(Run(first * page, pages * page, at))
+        at += pages * page
+    found.sort(key=lambda run: run.offset)
+    return found
 
 
 def _runs(head: bytes, diff: BinaryIO, size: int, name: str) -> tuple[list[tuple[int, int]], int]:
