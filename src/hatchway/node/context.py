@@ -34,5 +34,7 @@ class Context:
     drop: Callable[[str], None]
     """Forgets a sandbox that is deleted."""
     starts: Starts = field(default_factory=Starts)
+    host_warnings: tuple[str, ...] = ()
+    """What the launcher found lacking on this host."""
     network: bool = True
     """Whether sandboxes have a network card: a launcher without access to /dev/net/tun can give them none."""

@@ -7,10 +7,11 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from starlette.routing import Route
 
 from hatchway.domain import vmm_policy
 from hatchway.domain.errors import HatchwayError
@@ -18,6 +19,7 @@ from hatchway.domain.host_limits import DEFAULTS, HostLimits
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
 from hatchway.domain.vmm_policy import VmmPolicy
+from hatchway.node import scrape
 from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
 from hatchway.node.dataplane.app import make_app
@@ -36,6 +38,7 @@ from hatchway.node.vmm import choice
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.seam import VmmError
 from hatchway.wire.ballast import Ballast
+from hatchway.wire.metrics import MetricsAccess, turn
 from hatchway.wire.small_files import replace_file
 
 KEEP_BALLAST_EVERY_S = 10.0
@@ -69,6 +72,8 @@ class NodeConfig:
     port_domains: tuple[str, ...] = DEFAULT_DOMAINS
     """Domains under which the ports of sandboxes have names."""
     vmm: VmmPolicy = vmm_policy.DEFAULT
+    metrics: MetricsAccess = field(default_factory=MetricsAccess)
+    """Who may read /metrics."""
     tls: TlsConfig | None = None
 
 
@@ -78,10 +83,11 @@ def run(
     control: socket.socket,
     data: socket.socket,
     ready: Callable[[], None],
+    alive: Callable[[], None] | None = None,
     data_tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Runs the node until SIGTERM; the sandboxes go on without it. `ready` is called when it serves."""
-    asyncio.run(_run(config, control, data, ready, data_tls))
+    """Runs the node until SIGTERM; the sandboxes go on without it. `ready` is called when it serves, `alive` every second from then on."""
+    asyncio.run(_run(config, control, data, ready, alive, data_tls))
 
 
 async def _run(
@@ -89,6 +95,7 @@ async def _run(
     control: socket.socket,
     data: socket.socket,
     ready: Callable[[], None],
+    alive: Callable[[], None] | None,
     data_tls: ssl.SSLContext | None,
 ) -> None:
     ended = asyncio.Event()
@@ -107,7 +114,8 @@ async def _run(
         ram_library=config.ram_library,
         limits=config.limits,
     )
-    network = (await launcher.hello()).network
+    hello = await launcher.hello()
+    network = hello.network
     root = config.folder / "sandboxes"
     root.mkdir(exist_ok=True, mode=0o700)
     kept = Limits(kept_per_sandbox=config.limits.kept_output_mib << 20)
@@ -126,6 +134,7 @@ async def _run(
         capacity=Capacity(config.limits, root, baker.page_cache_mib),
         ballast=Ballast(config.folder / "ballast", config.limits.ballast_mib << 20),
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
+        host_warnings=hello.warnings,
         network=network,
     )
     sandboxes = Sandboxes(context, Snapshots(config.folder / "snapshots"))
@@ -141,11 +150,12 @@ async def _run(
         tls = config.tls
         servers.append(await service.serve_tls(tls.host, tls.port, tls.certificate, tls.key, tls.client_ca))
 
-    dataplane = DataPlaneServer(
-        make_app(sessions, tokens, sandboxes, port_domains=config.port_domains), [data], tls=data_tls
-    )
+    scraping = Route("/metrics", scrape.Metrics(context, sandboxes, sessions, config.metrics), methods=["GET"])
+    app = make_app(sessions, tokens, sandboxes, port_domains=config.port_domains, routes=[scraping])
+    dataplane = DataPlaneServer(app, [data], tls=data_tls)
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
+    turning = loop.create_task(turn(alive))
     holding = loop.create_task(_keep_ballast(context.ballast))
     baking = loop.create_task(_bake_default(context)) if config.bake_default else None
     ready()
@@ -153,7 +163,7 @@ async def _run(
 
     for server in servers:
         server.close()
-    for task in (sweeping, holding, baking):
+    for task in (sweeping, holding, turning, baking):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

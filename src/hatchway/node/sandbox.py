@@ -19,6 +19,7 @@ import msgspec
 
 from hatchway.domain.errors import Conflict, Gone, HatchwayError, Unavailable
 from hatchway.domain.lifecycle import Cause, State, Verb, admits, verbs_from
+from hatchway.node import metrics
 from hatchway.node import record as records
 from hatchway.node.capacity import Holding
 from hatchway.node.context import Context
@@ -83,6 +84,7 @@ class Phases:
     def done(self, name: str) -> None:
         """Ends a phase."""
         now = time.perf_counter()
+        metrics.PHASES.labels(name).observe(now - self._last)
         self.ms[name] = round((now - self._last) * 1e3, 2)
         self._last = now
 

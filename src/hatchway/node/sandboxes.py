@@ -80,6 +80,11 @@ class Sandboxes:
             # What ran in it ended while nobody was there to say so.
             self._context.sessions.sandbox_lost(record.sandbox_id, record.reason or "The sandbox was stopped.")
 
+    def warnings(self) -> tuple[str, ...]:
+        """What whoever operates this node should know: what its host lacks, and VMs that are nobody's."""
+        strangers = (f"VM {name} runs here without a record; it is left alone" for name in self.quarantined)
+        return (*self._context.host_warnings, *strangers)
+
     def all(self) -> list[Sandbox]:
         """Every sandbox, in no order."""
         return list(self._sandboxes.values())

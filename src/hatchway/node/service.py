@@ -6,6 +6,7 @@ import shutil
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import msgspec
 from hatchway import __version__
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import State
-from hatchway.node import capacity, suspension, usage
+from hatchway.node import capacity, metrics, suspension, usage
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.sandboxes import Sandboxes
@@ -74,7 +75,7 @@ class NodeService:
             "events.subscribe": self._subscribe,
         }
         self._handlers: dict[str, Handler] = {
-            name: _decoding(wire.METHODS[name][0], method) for name, method in methods.items()
+            name: _decoding(name, wire.METHODS[name][0], method) for name, method in methods.items()
         }
 
     async def serve_unix(self, sock: socket.socket, allowed_uids: frozenset[int]) -> asyncio.Server:
@@ -109,7 +110,6 @@ class NodeService:
 
     async def _info(self, _: Connection, __: object) -> wire.NodeInfo:
         driver = self._context.driver
-        quarantined = self._sandboxes.quarantined
         return wire.NodeInfo(
             node_id=self._node_id,
             version=__version__,
@@ -121,7 +121,7 @@ class NodeService:
             cpus=capacity.max_vcpus(),
             memory_mib=capacity.total_memory_mib(),
             disk_mib=shutil.disk_usage(self._context.root).total // 2**20,
-            warnings=tuple(f"VM {name} runs here without a record; it is left alone" for name in quarantined),
+            warnings=self._sandboxes.warnings(),
         )
 
     async def _configure(self, _: Connection, request: wire.Configure) -> wire.Empty:
@@ -250,10 +250,19 @@ class NodeService:
         return wire.Empty()
 
 
-def _decoding(request_type: type[wire.Struct], method: Callable[[Connection, Any], Awaitable[object]]) -> Handler:
+def _decoding(
+    name: str, request_type: type[wire.Struct], method: Callable[[Connection, Any], Awaitable[object]]
+) -> Handler:
     decoder = msgspec.msgpack.Decoder(request_type)
+    # What only looks is not written down: a table that is refreshed would fill the log.
+    told = name.rpartition(".")[2] not in ("info", "get", "list", "resolve", "metrics", "branched", "subscribe")
 
     async def handle(connection: Connection, params: msgspec.Raw) -> object:
-        return await method(connection, decoder.decode(params))
+        began = time.perf_counter()
+        with metrics.timed(metrics.VERBS, name):
+            result = await method(connection, decoder.decode(params))
+        if told:
+            log.info("%s", name, extra={"ms": round((time.perf_counter() - began) * 1e3, 1)})
+        return result
 
     return handle

@@ -18,6 +18,7 @@ from hatchway.domain.errors import (
     Misdirected,
     NotFound,
 )
+from hatchway.node import metrics
 from hatchway.node.dataplane.attach import Attach
 from hatchway.node.dataplane.control import Resize, Signal
 from hatchway.node.dataplane.files import routes as files
@@ -36,8 +37,12 @@ from hatchway.node.dataplane.terminal import Terminal
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.dataplane.websocket import reject
 from hatchway.node.sessions.sessions import Sessions
+from hatchway.wire.tracing import Traced
 
 log = logging.getLogger(__name__)
+
+_SENT = metrics.DATA_OCTETS.labels("sent")
+_RECEIVED = metrics.DATA_OCTETS.labels("received")
 
 
 def make_app(
@@ -86,16 +91,27 @@ class App:
         self.ports = ports
         self.in_flight = 0
         self._inner = inner
+        self._traced = Traced(self._serve)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
+        await self._traced(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises for what it does not know
-        started = False
+        started, status = False, 0
 
         async def watched(message: Message) -> None:
-            nonlocal started
+            nonlocal started, status
             started = True
+            status = message.get("status", status or 101)
+            _SENT.inc(_octets(message))
             await send(message)
+
+        async def counted() -> Message:
+            message = await receive()
+            _RECEIVED.inc(_octets(message))
+            return message
 
         self.in_flight += 1
         try:
@@ -106,21 +122,26 @@ class App:
                     "Close some, or try again later.",
                 )
             self._refuse_hosts_of_ports(scope)
-            await self._inner(scope, receive, watched)
+            await self._inner(scope, counted, watched)
         except ClientGone:
             return
         except (HatchwayError, HTTPException) as error:
             if not started:
-                await _refuse(_said(error, scope), scope, receive, send)
+                said = _said(error, scope)
+                metrics.note_refusal(said)
+                status = said.status
+                await _refuse(said, scope, receive, send)
             else:
                 log.warning("an answer was cut off: %s", error)
         except Exception as error:
             log.exception("%s %s failed", scope.get("method", "WebSocket"), scope["path"])
             if not started:
                 ours = Internal("internal", f"{type(error).__name__} in the data plane.")
+                status = ours.status
                 await _refuse(ours, scope, receive, send)
         finally:
             self.in_flight -= 1
+            metrics.DATA_REQUESTS.labels(_endpoint(scope), str(status)).inc()
 
     def _refuse_hosts_of_ports(self, scope: Scope) -> None:
         """What a browser sends to the name of a port must never be taken for a request to the API."""
@@ -131,6 +152,18 @@ class App:
                     f"The API has not the name {value.decode('latin-1')[:100]!r}.",
                     "Use the node's own address; for a port, a connection of its own.",
                 )
+
+
+def _octets(message: Message) -> int:
+    return len(message.get("body") or message.get("bytes") or message.get("text") or b"")
+
+
+def _endpoint(scope: Scope) -> str:
+    """What served a request: the name of something in the source, never a path."""
+    endpoint = scope.get("endpoint")
+    if endpoint is None:
+        return "none"
+    return str(getattr(endpoint, "__name__", type(endpoint).__name__)).strip("_")
 
 
 async def _healthz(_: Request) -> Response:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import secrets
 
+from hatchway.node import metrics
 from hatchway.node.guest.connection import Connection, reach
 from hatchway.node.guest.processes import Process, decode_proc
 from hatchway.node.guest.requests import Request, Requests
@@ -157,6 +158,7 @@ class Peer:
             delay = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
             attempt += 1
             if broken:
+                metrics.BROKEN.inc()
                 strikes = 1 if stood > FORGIVE_S else strikes + 1
                 if strikes >= STRIKES:
                     self._finish(LinkLost(f"the guest agent breaks the protocol: {self.trouble}"))
@@ -317,6 +319,8 @@ class Peer:
         )
         self._lose_unlisted(rebooted)
         self.up = True
+        if self.generation:
+            metrics.RESYNCS.inc()
         self.generation += 1
         parts = []
         for number, proc in self._listed.items():

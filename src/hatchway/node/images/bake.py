@@ -17,6 +17,7 @@ from typing import Protocol
 from hatchway.domain.errors import HostExhausted, Internal
 from hatchway.domain.ids import is_id, new_id
 from hatchway.domain.shapes import DEFAULT_DISK_MIB, MIN_DISK_MIB, Shape
+from hatchway.node import metrics
 from hatchway.node.guest.link import connect
 from hatchway.node.guest.seam import GuestError, LinkLost, Setup
 from hatchway.node.images import files
@@ -202,7 +203,8 @@ class Baker:
                     await self.recover()
                 baked = await asyncio.to_thread(self._bakes.find, key)
                 if baked is None:
-                    baked = await self._bake(key, release, shape, flight.report)
+                    with metrics.timed(metrics.BAKES):
+                        baked = await self._bake(key, release, shape, flight.report)
                 else:
                     await asyncio.to_thread(warm_page_cache, baked)
             if (trouble := self._troubles.get(key)) is not None and trouble.error is not None:

@@ -219,6 +219,10 @@ class Sessions:
             self._drop(session)
         await asyncio.to_thread(shutil.rmtree, self._folder / sandbox_id, ignore_errors=True)
 
+    def kept(self) -> tuple[int, int]:
+        """How many sessions there are, and how many octets of output are kept of them on disk."""
+        return len(self._sessions), sum(session.spool.kept for session in self._sessions.values())
+
     # -- retention
 
     def sweep(self) -> None:

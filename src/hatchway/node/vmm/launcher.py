@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from hatchway.node import metrics
 from hatchway.node.vmm import seqpacket
 from hatchway.node.vmm.seam import LauncherUnavailable, LaunchRefused
 from hatchway.wire import tracing
@@ -97,13 +98,14 @@ class LauncherClient:
         data = msgspec.json.encode(msgspec.structs.replace(request, request_id=request_id) if request_id else request)
         if len(data) > MAX_DATAGRAM:
             raise LaunchRefused("invalid", f"the request has {len(data)} octets, more than {MAX_DATAGRAM}")
-        async with self._permits:
-            answer = _decoder.decode(await self._exchange(data, fds))
-        if isinstance(answer, Failed):
-            raise LaunchRefused(answer.code, answer.message, answer.remedy)
-        if not isinstance(answer, kind):
-            raise LauncherUnavailable(f"the launcher answered {type(answer).__name__}, not {kind.__name__}")
-        return answer
+        with metrics.timed(metrics.LAUNCHER_CALLS, str(request.__struct_config__.tag)):
+            async with self._permits:
+                answer = _decoder.decode(await self._exchange(data, fds))
+            if isinstance(answer, Failed):
+                raise LaunchRefused(answer.code, answer.message, answer.remedy)
+            if not isinstance(answer, kind):
+                raise LauncherUnavailable(f"the launcher answered {type(answer).__name__}, not {kind.__name__}")
+            return answer
 
     async def _exchange(self, data: bytes, fds: Sequence[int]) -> bytes:
         """One request and its answer, sent again over a new connection as long as the bound allows."""

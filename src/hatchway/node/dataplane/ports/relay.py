@@ -11,6 +11,7 @@ import logging
 import h11
 
 from hatchway.domain.errors import HatchwayError, Internal, InvalidRequest, MethodNotAllowed
+from hatchway.node import metrics
 from hatchway.node.dataplane.plane import Plane
 from hatchway.node.dataplane.ports import access
 from hatchway.node.dataplane.ports.dialling import Dialler
@@ -63,8 +64,14 @@ class Relay:
         """Answers the next request; tells whether another one can follow."""
         try:
             request = await self._next()
-            return request is not None and await self._answer(request)
+            if request is None:
+                return False
+            going_on = await self._answer(request)
+            metrics.PORT_REQUESTS.labels("passed").inc()
+            return going_on
         except HatchwayError as error:
+            metrics.PORT_REQUESTS.labels(error.code).inc()
+            metrics.note_refusal(error)
             await self._client.refuse(error)
             return False
 
