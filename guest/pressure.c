@@ -118,7 +118,7 @@ static void kill_one(struct proc *proc, pid_t pid)
     say("process %u had no memory left to run in: killed", proc->number);
 }
 
-static void relieve(void)
+void pressure_relieve(void)
 {
     struct proc *proc, *worst = NULL;
     unsigned long size = 0;
@@ -154,5 +154,5 @@ static void pressure_ready(struct watch *watch, uint32_t events)
         wakings = kills = 0;
     last_ns = now;
     if (++wakings > 1) /* a moment of it is nothing */
-        relieve();
+        pressure_relieve();
 }

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 #include "../fields.h"
 #include "../frame.h"
 #include "../loop.h"
+#include "../pressure.h"
 #include "../proc.h"
 #include "../spawn.h"
 #include "check.h"
@@ -79,6 +81,7 @@ static pid_t sleeper(void)
 {
     pid_t pid = fork();
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         sigset_t none;
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
@@ -135,7 +138,10 @@ static bool said(const char *folder, const char *name, const char *text)
     char path[128], got[64] = "";
     snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *file = fopen(path, "r");
-    CHECK(file && fgets(got, sizeof got, file) && fclose(file) == 0);
+    CHECK(file);
+    if (!fgets(got, sizeof got, file))
+        got[0] = 0;
+    CHECK(fclose(file) == 0);
     return strcmp(got, text) == 0;
 }
 
@@ -217,6 +223,73 @@ static void a_cgroup_is_used_again_only_like_new(void)
     CHECK_EQUAL(system(command), 0);
 }
 
+static void wait_killed(pid_t pid)
+{
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+/* More resident memory than any other here has. */
+static pid_t large_sleeper(void)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        static volatile char memory[64 << 20];
+        for (size_t i = 0; i < sizeof memory; i += 4096)
+            memory[i] = 1;
+        kill(getpid(), SIGSTOP);
+        for (;;)
+            pause();
+    }
+    CHECK(pid > 0 && waitpid(pid, NULL, WUNTRACED) == pid);
+    return pid;
+}
+
+static void who_has_no_memory_to_run_in_is_relieved(void)
+{
+    char folder[] = "/tmp/hatchway-test-XXXXXX", procs[64];
+    CHECK(mkdtemp(folder));
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    pressure_watch(fd); /* there is nothing to watch here: it says so and goes on */
+    struct proc *proc = proc_new(1, "key", KIND_PROCESS);
+    CHECK(proc);
+    proc->tree.cgroup_fd = fcntl(fd, F_DUPFD_CLOEXEC, 4);
+    pid_t leader = sleeper(), first = large_sleeper(), second = large_sleeper();
+    proc->pid = leader;
+    snprintf(procs, sizeof procs, "%d\n%d\n%d\n", (int)leader, (int)first, (int)second);
+    put_text(folder, "cgroup.procs", procs);
+    put_text(folder, "cgroup.events", "populated 1\n");
+    put_text(folder, "cgroup.kill", "");
+    put_text(folder, "memory.max", "max\n"); /* no bound */
+    put_text(folder, "memory.current", "999000\n");
+    put_text(folder, "memory.stat", "anon 1\nactive_file 100\ninactive_file 100\n");
+    pressure_relieve();
+    put_text(folder, "memory.max", "1000000\n");
+    put_text(folder, "memory.current", "900000\n"); /* some is left */
+    pressure_relieve();
+    put_text(folder, "memory.current", "999000\n");
+    put_text(folder, "memory.stat", "anon 1\nactive_file 50000\ninactive_file 50000\n"); /* some can be had back */
+    pressure_relieve();
+    CHECK_EQUAL(waitpid(-1, NULL, WNOHANG), 0);
+    put_text(folder, "memory.stat", "anon 1\nactive_file 100\ninactive_file 100\n");
+    pressure_relieve();
+    wait_killed(first);
+    pressure_relieve();
+    wait_killed(second);
+    CHECK(!proc->killed_by_memory && said(folder, "cgroup.kill", "") && waitpid(leader, NULL, WNOHANG) == 0);
+    pressure_relieve(); /* again, and that was not enough: all of it goes */
+    CHECK(proc->killed_by_memory && said(folder, "cgroup.kill", "1"));
+    CHECK_EQUAL(kill(leader, SIGKILL), 0);
+    wait_killed(leader);
+    put_text(folder, "cgroup.events", "populated 0\n");
+    proc_forget(proc);
+    close(fd);
+    char command[96];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK_EQUAL(system(command), 0);
+}
+
 /* The port's kernel buffers may be had no more for a moment: no edge tells when they can. */
 static void a_port_without_memory_is_tried_again(void)
 {
@@ -253,6 +326,7 @@ int main(void)
     RUN(a_signal_reaches_all_of_a_large_cgroup);
     RUN(a_cgroup_that_was_removed_is_forgotten);
     RUN(a_cgroup_is_used_again_only_like_new);
+    RUN(who_has_no_memory_to_run_in_is_relieved);
     RUN(a_port_without_memory_is_tried_again);
     return 0;
 }
