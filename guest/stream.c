@@ -14,8 +14,9 @@
 
 enum {
     READ_AT_ONCE = 4 * OUTPUT_FRAME_DATA, /* of one stream before the others get their turn */
-    FLOOD = 32768,      /* octets in one read or write that are much */
-    FLOOD_TURNS = 32,   /* of the loop, for which one such read is remembered */
+    FLOOD = 32768,      /* octets that are much, */
+    FLOOD_MS = 20,      /* where they are moved in this time, */
+    FLOOD_TURNS = 32,   /* and for so many turns of the loop after it */
     LARGE_INPUTS = INPUT_POOL_LARGE / INPUT_BYTES,
     INPUT_CHUNKS = LARGE_INPUTS * (INPUT_BYTES / CHUNK + 1) + MAX_PLACES * (INPUT_BYTES_SMALL / CHUNK + 1),
 };
@@ -45,13 +46,23 @@ void streams_turn(void)
 
 void streams_fork(void) { be_patient(false); }
 
-/* Many octets were moved at once: makes room for more of them, where it is a pipe. */
-static void flooded(int fd, bool *large)
+/* Octets were moved, perhaps few at a time. Where it is a pipe, a flood gets more room in it. */
+static void moved(size_t count, int fd, bool *large)
 {
-    flood = FLOOD_TURNS;
-    if (!*large)
+    static uint64_t since_ns;
+    static size_t sum;
+    sum += count;
+    if (sum >= FLOOD) {
+        uint64_t now = now_ns();
+        if (now - since_ns < FLOOD_MS * (uint64_t)1000000)
+            flood = FLOOD_TURNS;
+        since_ns = now;
+        sum = 0;
+    }
+    if (flood == FLOOD_TURNS && !*large) {
         fcntl(fd, F_SETPIPE_SZ, FLOOD_PIPE);
-    *large = true;
+        *large = true;
+    }
 }
 
 bool streams_open(void)
@@ -160,8 +171,8 @@ static void output_ready(struct watch *watch, uint32_t events)
     }
     ssize_t got = readv(watch->fd, vectors, n);
     ring_produced(&output->ring, got > 0 ? (size_t)got : 0);
-    if (got >= FLOOD)
-        flooded(watch->fd, &output->large);
+    if (got > 0)
+        moved((size_t)got, watch->fd, &output->large);
     if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR)))
         return;
     int error = got < 0 ? errno : 0;
@@ -313,8 +324,7 @@ static size_t give(struct proc *proc, const uint8_t *data, size_t count)
     struct input *input = &proc->in;
     if (count == 0)
         return 0;
-    if (count >= FLOOD)
-        flooded(input->watch.fd, &input->large);
+    moved(count, input->watch.fd, &input->large);
     ssize_t n = write(input->watch.fd, data, count);
     if (n <= 0)
         return 0; /* push() looks at why */

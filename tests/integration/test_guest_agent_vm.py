@@ -229,6 +229,17 @@ async def test_flood_is_whole_and_does_not_hold_up_the_others(shell: Shell) -> N
     await shell.link.close_process(number)
 
 
+async def test_a_process_that_starts_beside_a_flood_is_scheduled_as_any_other(shell: Shell) -> None:
+    """The agent is patient while much flows, and of high priority: neither is for those that it starts."""
+    flood = asyncio.create_task(shell.run("head -c 60000000 /dev/zero; echo over"))
+    scheduled = set()
+    while not flood.done():
+        scheduled.add(await shell.output("cut -d' ' -f19,41 /proc/self/stat"))
+    _, out = await flood
+    assert len(out) == 60_000_005
+    assert scheduled == {"0 0\n"}  # nice, and SCHED_OTHER
+
+
 async def test_power_off_keeps_the_disk(release: Release, tmp_path: Path) -> None:
     machine = Machine(release, tmp_path)
     machine.make_disk()
