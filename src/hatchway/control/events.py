@@ -41,7 +41,7 @@ async def stream(call: Call[NoBody]) -> Response:
             limit=plane.config.max_event_streams,
         )
     begin = _position(call)
-    projects = (call.project, outbox.INSTALLATION) if "admin" in call.key.scopes else (call.project,)
+    projects = (call.project, outbox.INSTALLATION) if "installation" in call.key.scopes else (call.project,)
     plane.event_streams += 1
     try:
         last, purged = await plane.database.read(_bounds)

@@ -36,7 +36,7 @@ async def change(call: Call[ChangeProject]) -> Response:
     if call.body.require_isolation is UNSET:
         row = await call.plane.database.read(projects.get, name)
     else:
-        row = await call.plane.database.write(projects.require_isolation, name, call.body.require_isolation)
+        row = await call.plane.database.write(projects.change, name, {"require_isolation": call.body.require_isolation})
     return answer(views.ProjectAnswer(project=_show(row)))
 
 

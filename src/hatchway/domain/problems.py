@@ -1,5 +1,7 @@
 """What an error looks like over HTTP: a problem document (RFC 9457). The same on the control plane and on every node."""
 
+import math
+
 from hatchway.domain.errors import HatchwayError
 
 MEDIA_TYPE = "application/problem+json"
@@ -54,5 +56,6 @@ def headers(error: HatchwayError) -> dict[str, str]:
         case 416:
             return {"content-range": f"bytes */{error.extra.get('size', '*')}"}
         case 429 | 503:
-            return {"retry-after": "1"}
+            wait = error.extra.get("retry_after_s", 1)
+            return {"retry-after": str(max(1, math.ceil(wait)) if isinstance(wait, int | float) else 1)}
     return {}

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, select, update
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import idempotency, outbox, rows, sessions, transitions
+from hatchway.storage import idempotency, outbox, quotas, rows, sessions, transitions
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import sandboxes as table
@@ -53,10 +53,14 @@ def accept(
 ) -> Accepted:
     """Stores the branches in `pending` and the fork that makes them, which owns them and the source.
 
-    Raises `Conflict` (`wrong_state operation_in_flight`), `NotFound`, `Gone`, `idempotency.Answered`.
+    Raises `Conflict` (`wrong_state operation_in_flight`), `NotFound`, `Gone`, `idempotency.Answered`, and what
+    `quotas.admit_sandboxes` does: all branches count, or none is made.
     """
     idempotency.check(connection, project, key)
     source = transitions.alone(connection, project, sandbox_id)
+    shape = Shape(vcpus=source.vcpus, memory_mib=source.memory_mib, disk_mib=source.disk_mib)
+    transitions.require_admitted(source, Verb.FORK)
+    quotas.admit_sandboxes(connection, project, [shape] * wanted.count)
     ids = [new_id() for _ in range(wanted.count)]
     accepted = transitions.take(connection, source, Verb.FORK, key, desired=source.state, arguments={"branches": ids})
     now = time.time()
@@ -66,7 +70,7 @@ def accept(
         node_id=source.node_id,
         template=source.template,
         template_digest=source.template_digest,
-        shape=Shape(vcpus=source.vcpus, memory_mib=source.memory_mib, disk_mib=source.disk_mib),
+        shape=shape,
         metadata=source.metadata if wanted.metadata is None else wanted.metadata,
         env=source.env if wanted.env is None else wanted.env,
         require_isolation=source.require_isolation,

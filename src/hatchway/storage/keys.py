@@ -15,8 +15,11 @@ from hatchway.storage.rows import KeyRow
 from hatchway.storage.tables import api_keys, projects
 
 DEFAULT_PROJECT = "default"
-SCOPES = ("read", "write", "admin")
-"""`read`: GET; `write`: everything else but keys; `admin`: keys, and events of the installation."""
+SCOPES = ("read", "exec", "write", "admin", "installation")
+"""`read`: GET; `exec`: what is done inside sandboxes that are there (sessions, tokens); `write`: that, and everything else but what
+follows; `admin`: keys and settings of its project; `installation`: projects, their quotas, keys of any project, events of the nodes."""
+ADMITTED = {"exec": ("exec", "write"), "admin": ("admin", "installation")}
+"""Which scopes do where one is asked for; of those that are not here, itself alone."""
 
 SECRET_PREFIX = "hw_"
 SECRET_RANDOM_LENGTH = 40

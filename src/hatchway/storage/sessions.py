@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, insert, select, tuple_, update
 from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import State, verbs_from
-from hatchway.storage import idempotency, outbox, sandboxes
+from hatchway.storage import idempotency, outbox, quotas, sandboxes
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import SandboxRow, SessionRow
 from hatchway.storage.tables import sandboxes as sandboxes_table
@@ -38,7 +38,7 @@ def create(
 ) -> tuple[SandboxRow, SessionRow]:
     """Stores a session and gives it the sandbox's next process number; ids in `wanted` are filled in here.
 
-    Raises `NotFound`, `Gone`, `Conflict("sandbox_not_running")` and `idempotency.Answered`.
+    Raises `NotFound`, `Gone`, `Conflict("sandbox_not_running")`, `Forbidden("quota_exceeded")` and `idempotency.Answered`.
     """
     idempotency.check(connection, project, key)
     sandbox = sandboxes.get_alive(connection, project, sandbox_id)
@@ -52,6 +52,7 @@ def create(
             verbs=ways,
             **({"operation": sandbox.operation_id} if sandbox.operation_id else {}),
         )
+    quotas.admit_session(connection, project)
     process_id = int(connection.execute(_NUMBER, {"sandbox": sandbox_id}).scalar_one())
     session_id = new_id()
     spec = msgspec.structs.replace(

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, update
 
-from hatchway.domain.errors import Conflict, NotFound
+from hatchway.domain.errors import Conflict, Forbidden, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import ROLLBACK_TARGETS, SNAPSHOT_SOURCES, SnapshotKind, Verb
-from hatchway.storage import idempotency, outbox, rows, sandboxes, transitions
+from hatchway.storage import idempotency, outbox, quotas, rows, sandboxes, transitions
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SnapshotRow
 from hatchway.storage.tables import sandboxes as sandboxes_table
@@ -84,12 +84,14 @@ def accept(
 ) -> Accepted:
     """Stores a snapshot in `pending` and the operation that makes it.
 
-    Raises `Conflict` (`wrong_state operation_in_flight`), `NotFound`, `Gone`, `idempotency.Answered`.
+    Raises `Conflict` (`wrong_state operation_in_flight`), `NotFound`, `Gone`, `idempotency.Answered`, and
+    `Forbidden("quota_exceeded")` where the project's snapshots fill their quota.
     """
     idempotency.check(connection, project, key)
     row = transitions.alone(connection, project, sandbox_id)
     if row.state not in SNAPSHOT_SOURCES[kind]:
         raise transitions.wrong_state(row, Verb.SNAPSHOT)
+    quotas.admit_snapshot(connection, project)
     snapshot_id = new_id()
     arguments = {"snapshot": snapshot_id, "kind": str(kind)}
     accepted = transitions.take(connection, row, Verb.SNAPSHOT, key, desired=row.state, arguments=arguments)
@@ -121,8 +123,16 @@ def accept(
 
 
 def made(connection: Connection, operation: OperationRow, answer: SnapshotMade, started_at: float) -> Finished | None:
-    """Ends the operation of a snapshot that is whole and durable; its sandbox goes on from it. None when it had been ended."""
+    """Ends the operation of a snapshot that is whole and durable; its sandbox goes on from it. None when it had been ended.
+
+    One that would take the project beyond its quota fails instead.
+    """
     snapshot = answer.snapshot
+    try:
+        quotas.admit_snapshot(connection, operation.project, snapshot.disk_bytes + snapshot.memory_bytes)
+    except (Forbidden, Conflict) as error:
+        # How much it takes is known only now. The node removes what it made when the next comparison asks it to.
+        return transitions.fail(connection, operation, error.as_dict(), answer.source, started_at)
     result: dict[str, Any] = {"snapshot": snapshot.snapshot_id, "source_stopped_ms": answer.source_stopped_ms}
     finished = transitions.succeed(connection, operation, answer.source, started_at, result)
     if finished is None:
@@ -160,6 +170,9 @@ def accept_rollback(
             "Create a sandbox from it instead.",
         )
     get_ready(connection, project, snapshot_id)
+    transitions.require_admitted(row, Verb.ROLLBACK)
+    if ROLLBACK_TARGETS[snapshot.kind] in quotas.HELD:
+        quotas.admit_running(connection, row)
     return transitions.take(
         connection,
         row,

@@ -37,6 +37,10 @@ projects = Table(
     Column("name", String(63), primary_key=True),
     Column("created_at", Float, nullable=False),
     Column("require_isolation", String(16)),
+    Column("state", String(16), nullable=False, server_default="active"),
+    Column("templates", JSON(none_as_null=True)),
+    Column("quotas", JSON, nullable=False, server_default="{}"),
+    Column("caps", JSON, nullable=False, server_default="{}"),
 )
 
 api_keys = Table(
@@ -54,6 +58,8 @@ api_keys = Table(
     Column("revoked_at", Float),
     Column("development", Boolean, nullable=False, default=False),
     Index(None, "project", "created_at"),
+    Index(None, "revoked_at"),
+    Index(None, "expires_at"),
 )
 
 sandboxes = Table(
@@ -90,6 +96,7 @@ sandboxes = Table(
     Column("updated_at", Float, nullable=False),
     Column("deleted_at", Float),
     Index(None, "project", "created_at", "id"),
+    Index(None, "project", "state"),
     Index(None, "node_id", "state"),
     Index(None, "deleted_at"),
     Index(None, "operation_id"),
@@ -160,6 +167,33 @@ sessions = Table(
     Column("updated_at", Float, nullable=False),
     Index(None, "sandbox_id", "process_id"),
     Index(None, "project", "created_at", "id"),
+    Index(None, "project", "state"),
+)
+
+# Tokens of sandboxes; those of sessions are signed and not stored.
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    Column("project", String(63), ForeignKey("projects.name"), nullable=False),
+    Column("sandbox_id", String(20), nullable=False),
+    Column("key_id", String(20), nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("revoked_at", Float),
+    Index(None, "sandbox_id", "created_at", "id"),
+    Index(None, "revoked_at"),
+    Index(None, "expires_at"),
+)
+
+# Tokens of a sandbox that were signed at `before` or earlier are revoked, whoever has them.
+token_cutoffs = Table(
+    "token_cutoffs",
+    metadata,
+    Column("sandbox_id", String(20), primary_key=True),
+    Column("project", String(63), ForeignKey("projects.name"), nullable=False),
+    Column("before", Float, nullable=False),
 )
 
 events = Table(

@@ -15,7 +15,7 @@ from hatchway.domain.errors import Conflict
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import CAUSES, VERBS, Cause, State, Verb, admits, verbs_from
 from hatchway.domain.shapes import Shape
-from hatchway.storage import idempotency, operations, outbox, rows, sandboxes
+from hatchway.storage import idempotency, operations, outbox, quotas, rows, sandboxes
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import operations as operations_table
@@ -129,8 +129,9 @@ _FAIL_SNAPSHOT = (
 
 
 def accept_create(connection: Connection, new: NewSandbox, key: IdempotencyKey | None) -> Accepted:
-    """Stores a sandbox in `pending` and the operation that makes it. Raises `idempotency.Answered`."""
+    """Stores a sandbox in `pending` and the operation that makes it. Raises `idempotency.Answered`, and what `quotas.admit_sandboxes` does."""
     idempotency.check(connection, new.project, key)
+    quotas.admit_sandboxes(connection, new.project, [new.shape])
     now = time.time()
     operation = _new_operation(new.project, new_id(), Verb.CREATE, now)
     sandbox = store_new(connection, new, operation, operation.target, now)
@@ -193,7 +194,7 @@ def accept_verb(
 
     Where its target state already holds, the operation is stored as one that succeeded. A delete ends the operation in flight;
     any other verb beside one raises `Conflict("operation_in_flight")`. Raises `Conflict("wrong_state")`, `NotFound`, `Gone`,
-    `idempotency.Answered`.
+    `idempotency.Answered`, and `Forbidden("quota_exceeded")` for what would give a sandbox a machine.
     """
     idempotency.check(connection, project, key)
     row = sandboxes.get(connection, project, sandbox_id)
@@ -203,6 +204,9 @@ def accept_verb(
     rule = VERBS[verb]
     assert rule.target is not None, f"{verb} has arguments, and a function of its own"
     if row.state not in rule.satisfied:
+        require_admitted(row, verb)
+        if rule.target in quotas.HELD:
+            quotas.admit_running(connection, row)
         return take(connection, row, verb, key, desired=rule.target)
     now = time.time()
     operation = msgspec.structs.replace(
@@ -244,8 +248,7 @@ def take(
     preempted: str | None = None,
 ) -> Accepted:
     """Stores an operation as the owner of `row`, which was read in this transaction. Raises `Conflict` (`wrong_state changed_meanwhile`)."""
-    if not admits(verb, row.state):
-        raise wrong_state(row, verb)
+    require_admitted(row, verb)
     now = time.time()
     operation = msgspec.structs.replace(_new_operation(row.project, row.id, verb, now), arguments=arguments or {})
     taken = (
@@ -569,6 +572,12 @@ def _release(
 
 def _state_event(before: State, after: SandboxRow) -> dict[str, Any]:
     return {"state": str(after.state), "previous": str(before), "cause": after.cause, "reason": after.reason}
+
+
+def require_admitted(row: SandboxRow, verb: Verb) -> None:
+    """Raises `Conflict("wrong_state")`."""
+    if not admits(verb, row.state):
+        raise wrong_state(row, verb)
 
 
 def wrong_state(row: SandboxRow, verb: Verb) -> Conflict:
