@@ -129,7 +129,8 @@ class _Shell:
         try:
             while typed := await self._typed.get():
                 await self._terminal.send(typed)
-            await self._terminal.send_eof()
+            # What ends the input of a terminal is a letter; its end as such would hang up on the command.
+            await self._terminal.send(b"\x04")
         except Conflict:
             return  # the command has ended; what it wrote is still coming
         except HatchwayError as error:

@@ -72,7 +72,7 @@ class AsyncTerminal:
             await self._send(typed[at : at + INPUT_PIECE])
 
     async def send_eof(self) -> None:
-        """Ends the input, behind what was sent before."""
+        """Hangs up, behind what was sent before. (To type the end of input, send `\\x04`.)"""
         await self._send(EOF)
 
     async def resize(self, rows: int, cols: int) -> None:

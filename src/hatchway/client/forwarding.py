@@ -5,6 +5,8 @@ All of it is asyncio; `Forward`, for blocking code, runs it in a thread of its o
 
 import asyncio
 import contextlib
+import socket
+import struct
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -96,17 +98,17 @@ class AsyncForward:
                 await self._carry(reader, writer)
         except HatchwayError as error:
             self._on_error(error)
-            writer.transport.abort()
+            _reset(writer)
         except (OSError, asyncio.CancelledError):
-            writer.transport.abort()
+            _reset(writer)
         finally:
             self._tasks.discard(task)
             writer.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        socket = await self._dial()
-        sending = asyncio.ensure_future(_to_sandbox(reader, socket))
-        receiving = asyncio.ensure_future(_to_client(socket, writer))
+        wire = await self._dial()
+        sending = asyncio.ensure_future(_to_sandbox(reader, wire))
+        receiving = asyncio.ensure_future(_to_client(wire, writer))
         try:
             await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
             if not receiving.done():
@@ -123,7 +125,7 @@ class AsyncForward:
             for task in (sending, receiving):
                 task.cancel()
             await asyncio.gather(sending, receiving, return_exceptions=True)
-            socket.transport.abort()
+            wire.transport.abort()
 
     async def _dial(self) -> ClientConnection:
         """Opens a WebSocket; once more with a fresh token when the one at hand is not taken any more."""
@@ -141,15 +143,22 @@ class AsyncForward:
         raise AssertionError("the last round returns or raises")
 
 
-async def _to_sandbox(reader: asyncio.StreamReader, socket: ClientConnection) -> None:
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Breaks a connection so that its other side sees that it broke, and does not take it for an end."""
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def _to_sandbox(reader: asyncio.StreamReader, wire: ClientConnection) -> None:
     while data := await reader.read(PIECE):
-        await socket.send(data)
-    await socket.send(EOF)
+        await wire.send(data)
+    await wire.send(EOF)
 
 
-async def _to_client(socket: ClientConnection, writer: asyncio.StreamWriter) -> None:
+async def _to_client(wire: ClientConnection, writer: asyncio.StreamWriter) -> None:
     """Until the sandbox's side closes the WebSocket; raises `ConnectionClosed` when it broke."""
-    async for message in socket:
+    async for message in wire:
         if isinstance(message, bytes):
             writer.write(message)
             await writer.drain()

@@ -73,7 +73,7 @@ class Terminal:
             self._send(typed[at : at + INPUT_PIECE])
 
     def send_eof(self) -> None:
-        """Ends the input, behind what was sent before."""
+        """Hangs up, behind what was sent before. (To type the end of input, send `\\x04`.)"""
         self._send(EOF)
 
     def resize(self, rows: int, cols: int) -> None:
@@ -159,5 +159,6 @@ class Terminal:
 def open_socket(driver: SyncDriver, dial: Dial) -> ClientConnection:
     """Opens a WebSocket. Raises what the library does."""
     tls = driver.tls if dial.url.startswith("wss:") else None
-    socket: ClientConnection = connect(dial.url, ssl=tls, **dial.options())
+    # The library wants a context manager, whose block would be the life of this object: `close` is its end.
+    socket: ClientConnection = connect(dial.url, ssl=tls, **dial.options()).__enter__()
     return socket
