@@ -25,7 +25,7 @@ METHODS = {
     "Terminal": "close connect delete exit id info resize send send_eof send_signal wait",
     "Forward": "close host open port",
     "Hatchway": "close events",
-    "Sandboxes": "create delete get list",
+    "Sandboxes": "create delete get list metrics",
     "Sandbox": (
         "delete files fork forward id metrics pause port_link port_url refresh restore resume rollback run sessions snapshot"
         " snapshots start start_vm state stop suspend terminal token update wake"

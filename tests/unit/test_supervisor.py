@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,9 @@ from types import SimpleNamespace
 import pytest
 
 from hatchway.domain.errors import Unavailable
-from hatchway.supervisor import folder, logs, supervise
+from hatchway.supervisor import folder, logs, roles, supervise
 from hatchway.supervisor.roles import Role
-from hatchway.wire import tracing
+from hatchway.wire import supervision, tracing
 
 CLONE_NEWPID = 0x20000000
 
@@ -201,6 +202,12 @@ class Reluctant:
         self.log_file = log_file
         self.starts = 0
 
+    def listen(self) -> None:
+        pass
+
+    def hangs(self) -> bool:
+        return False
+
     def start(self) -> None:
         self.starts += 1
         if self.starts < 3:
@@ -223,7 +230,7 @@ def test_a_service_goes_on_where_nothing_can_be_written_and_nothing_be_forked(
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(supervise, "replace_file", full)
-    settings = SimpleNamespace(run=tmp_path)
+    settings = SimpleNamespace(run=tmp_path, supervisor_log=tmp_path / "supervisor.log")
     supervisor = supervise.Supervisor(settings, report)  # type: ignore[arg-type]
     role = Reluctant(tmp_path / "node.log")
     supervisor._roles = [role]  # type: ignore[list-item]
@@ -237,3 +244,67 @@ def test_a_service_goes_on_where_nothing_can_be_written_and_nothing_be_forked(
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
     assert role.starts == 3
     assert told[-1] == {"event": "restarted", "role": "node"}
+
+
+def test_a_role_that_hangs_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roles, "HUNG_AFTER_S", 0.5)
+    monkeypatch.setattr(supervise, "LISTEN_EVERY_S", 0.05)
+
+    def body(alive: Callable[[], None]) -> None:
+        while True:
+            alive()
+            time.sleep(0.02)
+
+    told: list[dict[str, object]] = []
+    test = threading.get_ident()
+
+    def report(event: dict[str, object]) -> None:
+        told.append(event)
+        if event["event"] == "restarted":
+            signal.pthread_kill(test, signal.SIGTERM)
+
+    supervisor = supervise.Supervisor(SimpleNamespace(run=tmp_path, supervisor_log=tmp_path / "supervisor.log"), report)  # type: ignore[arg-type]
+    one = role(tmp_path, body)
+    supervisor._roles = [one]
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, supervise._HANDLED)
+    try:
+        one.start()
+        one.wait_ready()
+        first = one.pid
+        one.ask_to_end(signal.SIGSTOP)
+        supervisor._listened_at = time.monotonic()
+        assert supervisor._supervise() is signal.SIGTERM
+        assert one.pid != first
+        one.wait_ready()
+        told_of = supervision.read(tmp_path)
+    finally:
+        one.ask_to_end(signal.SIGKILL)
+        os.waitpid(one.pid, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    assert [(event["event"], event["role"]) for event in told] == [("hung", "test"), ("restarted", "test")]
+    assert told[0]["pid"] == first
+    assert told_of is not None
+    assert (told_of.hung, told_of.restarts) == ({"test": 1}, {"test": 1})
+
+
+def test_a_supervisor_that_was_away_itself_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roles, "HUNG_AFTER_S", 30.0)
+    told: list[dict[str, object]] = []
+    supervisor = supervise.Supervisor(
+        SimpleNamespace(run=tmp_path, supervisor_log=tmp_path / "supervisor.log"), told.append
+    )  # type: ignore[arg-type]
+    one = role(tmp_path, lambda alive: None)
+    one.pid, one.serves, one.heard_at = os.getpid(), True, time.monotonic() - 1_000.0
+    supervisor._roles = [one]
+    supervisor._listened_at = time.monotonic() - 1_000.0
+    supervisor._end_hung()
+    assert not told
+    assert not one.hangs()
+
+
+def test_a_role_that_never_serves_hangs_after_a_while(tmp_path: Path) -> None:
+    one = role(tmp_path, lambda alive: None)
+    one.pid, one.heard_at = os.getpid(), time.monotonic() - roles.HUNG_AFTER_S - 1.0
+    assert not one.hangs(), "a start may take longer"
+    one.heard_at -= roles.READY_WITHIN_S
+    assert one.hangs()

@@ -5,9 +5,12 @@ import select
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def to_json(value: Any) -> str:
@@ -20,20 +23,26 @@ def print_json(value: Any) -> None:
     print(to_json(value), flush=True)
 
 
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> "Table":
+    """A table for a terminal. Empty cells show as a dash."""
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        drawn.add_column(heading, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text("-" if cell is None or cell == "" else str(cell)) for cell in row))
+    return drawn
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Prints a table: drawn for a terminal, plain columns for a pipe. Empty cells show as a dash."""
     cells = [["-" if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in headings:
-            table.add_column(heading, overflow="fold")
-        for row in cells:
-            table.add_row(*(Text(cell) for cell in row))
-        Console().print(table)
+        Console().print(table(headings, cells))
         return
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     for row in [list(headings), *cells]:

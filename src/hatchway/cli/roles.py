@@ -97,7 +97,7 @@ def up(
 
     def body() -> int:
         settings = configuration.settings(
-            _data_dir(data_dir),
+            data_folder(data_dir),
             config,
             profile=cast("Profile | None", profile),
             allow_emulated=allow_emulated,
@@ -110,7 +110,7 @@ def up(
         )
         return commands.up(settings, detach=detach, as_json=json)
 
-    _finish(body, json)
+    finish(body, json)
 
 
 def down(
@@ -124,14 +124,14 @@ def down(
     """Stop the service and power its sandboxes off; their disks stay."""
     from hatchway.supervisor import commands
 
-    _finish(lambda: commands.down(_settings_to_end(data_dir, config), keep_sandboxes=keep_sandboxes), json)
+    finish(lambda: commands.down(_settings_to_end(data_dir, config), keep_sandboxes=keep_sandboxes), json)
 
 
 def doctor(data_dir: DataDir = None, config: Config = None, json: Json = False) -> None:
     """Show what this machine offers, what is missing, and what to do about it."""
     from hatchway.supervisor import commands
 
-    _finish(lambda: commands.doctor(_settings(data_dir, config), as_json=json), json)
+    finish(lambda: commands.doctor(_settings(data_dir, config), as_json=json), json)
 
 
 def bench(
@@ -149,13 +149,13 @@ def bench(
     """Measure the running service against the bare VMM of this machine, in the same run."""
     from hatchway.bench.commands import run
 
-    _finish(lambda: run(names or [], _data_dir(data_dir), runs=runs, as_json=json), json)
+    finish(lambda: run(names or [], data_folder(data_dir), runs=runs, as_json=json), json)
 
 
 def _settings(data_dir: Path | None, config: Path | None) -> "Settings":
     from hatchway.supervisor import configuration
 
-    return configuration.settings(_data_dir(data_dir), config)
+    return configuration.settings(data_folder(data_dir), config)
 
 
 def _settings_to_end(data_dir: Path | None, config: Path | None) -> "Settings":
@@ -167,16 +167,17 @@ def _settings_to_end(data_dir: Path | None, config: Path | None) -> "Settings":
         return _settings(data_dir, config)
     except HatchwayError as error:
         note(f"the settings are left aside: {error.cause}")
-        return Settings(data_dir=_data_dir(data_dir))
+        return Settings(data_dir=data_folder(data_dir))
 
 
-def _data_dir(data_dir: Path | None) -> Path:
+def data_folder(data_dir: Path | None) -> Path:
+    """The data folder that is meant."""
     from hatchway.supervisor.settings import default_data_dir
 
     return (data_dir or default_data_dir()).absolute()
 
 
-def _finish(body: Callable[[], int], json: bool) -> None:
+def finish(body: Callable[[], int], json: bool) -> None:
     """Ends with the status of `body`, or shows its error."""
     from hatchway.domain.errors import HatchwayError
 

@@ -127,6 +127,10 @@ class AsyncSandboxes:
         """Iterates over the sandboxes with this state, template and metadata, page by page."""
         return _all(self._driver, calls.sandboxes(state, template, metadata))
 
+    async def metrics(self, sandbox_id: str) -> SandboxMetrics:
+        """Asks what one of them uses: CPU, memory, disk and processes, as its guest says and as its host counts."""
+        return await self._driver.run(calls.sandbox_metrics(sandbox_id))
+
     async def delete(self, sandbox_id: str, *, wait: bool = True, timeout: float = 60.0) -> Operation:
         """Deletes a sandbox, whatever it is doing; deleting it again succeeds and does nothing."""
         return (await self._driver.run(calls.delete_sandbox(sandbox_id, wait=wait, timeout_s=timeout)))[1]

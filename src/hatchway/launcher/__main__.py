@@ -19,6 +19,7 @@ from hatchway.launcher.vms import Vms
 from hatchway.wire.launcher import HelloAnswer
 
 SOCKET = "launcher.sock"
+ALIVE_EVERY_S = 5.0
 
 
 def main(words: list[str]) -> int:
@@ -134,7 +135,7 @@ def _serve(options: Options) -> int:
     for text in warnings:
         say(text, level="warning")
     stock.plan(0.0)
-    _say_ready()
+    _say_alive(loop)
     loop.run()
     server.close()
     vms.close()
@@ -143,11 +144,25 @@ def _serve(options: Options) -> int:
     return 0
 
 
-def _say_ready() -> None:
-    """Tells who started us that requests are served: an octet into the descriptor that HATCHWAY_READY_FD names."""
-    if (fd := os.environ.get("HATCHWAY_READY_FD", "")).isdecimal():
-        os.write(int(fd), b"1")
-        os.close(int(fd))
+def _say_alive(loop: Loop) -> None:
+    """Tells who started us that requests are served, from now on and again every few seconds: an octet into the descriptor that HATCHWAY_READY_FD names."""
+    if not (fd := os.environ.get("HATCHWAY_READY_FD", "")).isdecimal():
+        return
+    writing = int(fd)
+    os.set_inheritable(writing, False)
+    os.set_blocking(writing, False)
+
+    def say() -> None:
+        try:
+            os.write(writing, b"1")
+        except BlockingIOError:  # nobody has listened for long
+            pass
+        except OSError:  # nobody listens any more
+            os.close(writing)
+            return
+        loop.later(ALIVE_EVERY_S, say)
+
+    say()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from hatchway.domain.errors import HatchwayError, Unavailable
@@ -76,6 +77,8 @@ class _Printer:
                 print(f"{at} {event.get('phase')}:{share} {event.get('message', '')}", file=sys.stderr, flush=True)
             case "ready":
                 print(f"{at} ready: API {event['api']}, data plane {event['data']}", file=sys.stderr, flush=True)
+            case "hung":
+                print(f"{at} {event['role']} does not answer: it is killed", file=sys.stderr, flush=True)
             case "restarted":
                 print(f"{at} restarted: {event['role']}", file=sys.stderr, flush=True)
             case "error":
@@ -103,16 +106,17 @@ def _detached(settings: Settings, writing: int) -> int:
     """The grandchild's life: reports go to the starter until it is gone, and to the log."""
     null = os.open(os.devnull, os.O_RDWR)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    log = _open_log(settings.data_dir / "supervisor.log", null)
+    log = _open_log(settings.supervisor_log, null)
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
 
     def report(event: dict[str, object]) -> None:
-        line = json.dumps(event).encode() + b"\n"
-        for fd in (1, writing):
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        logged = {"role": "supervisor", "level": "info", "timestamp": now, **event}
+        for fd, line in ((1, logged), (writing, event)):
             with contextlib.suppress(OSError):  # the disk below the log is full, or the starter is gone
-                os.write(fd, line)
+                os.write(fd, json.dumps(line).encode() + b"\n")
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
@@ -131,7 +135,7 @@ def _detached(settings: Settings, writing: int) -> int:
 
 def _open_log(path: Path, fallback: int) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     except OSError:
         return fallback
 

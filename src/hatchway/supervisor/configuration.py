@@ -49,6 +49,13 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How clients reach it, where that is not what it listens on: behind a name, or a proxy."""
 
 
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may read /metrics of both listeners."""
+
+    token_file: str | None = None
+    """File whose content is the token; its path is from the settings file's folder on."""
+
+
 class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file. docs/production.md explains it."""
 
@@ -60,6 +67,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     data: Listener = Listener()
     port_domains: Annotated[tuple[Domain, ...], Meta(max_length=16)] = ("localhost",)
     """Names of sandboxes' ports lie under these domains, of which nothing else may use a name."""
+    metrics: Metrics = Metrics()
     limits: HostLimits = DEFAULTS
     vmm: VmmPolicy = vmm_policy.DEFAULT
 
@@ -148,6 +156,7 @@ def settings(
         profile=profile or file.profile,
         allow_emulated=file.allow_emulated if allow_emulated is None else allow_emulated,
         uid_base=file.uid_base,
+        metrics_token=None if file.metrics.token_file is None else folder / file.metrics.token_file,
         bake=file.bake if bake is None else bake,
         limits=file.limits,
         vmm=file.vmm if vmm is None else msgspec.structs.replace(file.vmm, driver=vmm),

@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from hatchway.domain.errors import HatchwayError
 from hatchway.launcher import cgroups, devices
 from hatchway.node.images.host import missing_packages
@@ -17,7 +19,11 @@ from hatchway.node.vmm.probe import Finding, examine
 from hatchway.node.vmm.seam import VmmError
 from hatchway.supervisor import folder, profile, uids
 from hatchway.supervisor.settings import Settings, libexec
+from hatchway.wire import supervision
+from hatchway.wire.node import Empty, NodeInfo
+from hatchway.wire.rpc import call_once
 
+NODE_WITHIN_S = 5.0
 _MARKS = {"ok": "ok", "degraded": "degraded", "missing": "MISSING"}
 
 
@@ -96,6 +102,8 @@ def _installation(settings: Settings) -> list[Finding]:
     findings += _profile(settings)
     holder = folder.Lock(settings).holder()
     findings.append(Finding("service", "ok", f"up, pid {holder}" if holder else "not up"))
+    if holder:
+        findings += _warned(settings)
     if settings.identity.rootless:
         findings.append(
             Finding(
@@ -110,13 +118,29 @@ def _installation(settings: Settings) -> list[Finding]:
     return findings
 
 
+def _warned(settings: Settings) -> list[Finding]:
+    """What the node of the running service warns of, and what the supervisor had to do."""
+    told = supervision.read(settings.run)
+    found = []
+    for role, number in ({} if told is None else told.hung).items():
+        remedy = f"{settings.log / role}.log says what came before."
+        found.append(Finding("service", "degraded", f"{role} did not answer {number} times, and was killed.", remedy))
+    try:
+        answered = call_once(settings.run / "node.sock", "node.info", Empty(), within=NODE_WITHIN_S)
+        info = msgspec.msgpack.decode(answered, type=NodeInfo)
+    except (OSError, TimeoutError, HatchwayError, msgspec.MsgspecError) as error:
+        return [*found, Finding("node", "degraded", f"it cannot be asked: {error}", "Run it as the service's user.")]
+    warned = [Finding("node", "degraded", text, "docs/troubleshooting.md") for text in info.warnings]
+    return [*found, *(warned or [Finding("node", "ok", f"{info.vmm}, {info.isolation}: it warns of nothing")])]
+
+
 def _profile(settings: Settings) -> list[Finding]:
     """What `up` would refuse with these settings."""
     told = f"{settings.profile}, settings from {settings.config or 'nowhere: the defaults'}"
     refused = []
     with contextlib.suppress(HatchwayError):  # what is wrong with the user ids is another finding
         settings = replace(settings, uid_base=uids.base_of(settings))
-    for check in (profile.check_listeners, profile.check_tls, profile.check_folder):
+    for check in (profile.check_listeners, profile.check_tls, profile.load_metrics, profile.check_folder):
         try:
             check(settings)
         except HatchwayError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from hatchway.domain.errors import Forbidden, Unavailable, Unprocessable
 from hatchway.supervisor.configuration import check_file
 from hatchway.supervisor.settings import Settings, Tls
+from hatchway.wire.metrics import MIN_TOKEN, MetricsAccess, hash_token
 
 MARK = "profile"
 """File in the data folder that says which profile it was used with."""
@@ -167,6 +168,35 @@ def load_tls(tls: Tls) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         raise _unusable(tls.certificate, str(error)) from error
     return context
+
+
+def load_metrics(settings: Settings) -> MetricsAccess:
+    """Who may read the metrics. Raises `Forbidden("config_insecure")`, `Unprocessable("metrics_token_unusable")`."""
+    path = settings.metrics_token
+    if path is None:
+        return MetricsAccess(local=not settings.production)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _no_token(path, str(error.strerror)) from error
+    with os.fdopen(fd, "rb") as file:
+        check_file(fd, path, private=True)
+        content = file.read(4_096)
+    try:
+        token = content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise _no_token(path, "it is not ASCII") from None
+    if len(token) < MIN_TOKEN or not token.isprintable() or " " in token:
+        raise _no_token(path, f"it is not one word of at least {MIN_TOKEN} characters")
+    return MetricsAccess(token_hash=hash_token(token), local=False)
+
+
+def _no_token(path: Path, why: str) -> Unprocessable:
+    return Unprocessable(
+        "metrics_token_unusable",
+        f"{path} holds no token for the metrics: {why}.",
+        f"`openssl rand -hex 24 > {path}`, and `chmod 600 {path}`.",
+    )
 
 
 def _unusable(path: Path, why: str) -> Unprocessable:

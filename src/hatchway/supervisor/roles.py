@@ -1,5 +1,6 @@
 """The processes that the supervisor starts: how one is forked or exec'ed, and how it says that it is ready."""
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -8,6 +9,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,8 @@ from hatchway.supervisor.view import open_to_role
 
 PR_SET_PDEATHSIG = 1
 READY_WITHIN_S = 90.0
+HUNG_AFTER_S = 30.0
+"""A role that serves, and has not said for so long that it is alive, hangs. They say it every few seconds."""
 
 log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +35,8 @@ class Role:
     uid: int
     log_file: Path
     body: Callable[[Callable[[], None]], None] | None = None
-    """Runs in a forked child with a function that says `ready`; None for a role that is exec'ed."""
+    """Runs in a forked child with a function that says `ready`, and each time that it is called again that the role is alive; None for a
+    role that is exec'ed."""
     argv: tuple[str, ...] = ()
     sockets: tuple[socket.socket, ...] = ()
     needs: tuple[Path, ...] = ()
@@ -39,13 +44,18 @@ class Role:
     pid: int = 0
     restarts: int = 0
     last_start: float = 0.0
-    _ready_fd: int = field(default=-1, repr=False)
+    heard_at: float = 0.0
+    """When it last said that it is alive, or was started (monotonic)."""
+    serves: bool = False
+    """Whether it has said so since its start."""
+    _alive_fd: int = field(default=-1, repr=False)
+    """Where it says so."""
 
     def start(self) -> None:
         """Starts the process; `wait_ready` tells when it serves. Raises `OSError` when the host has no process left for it."""
-        if self._ready_fd >= 0:  # a restarted role is not waited for
-            os.close(self._ready_fd)
-            self._ready_fd = -1
+        if self._alive_fd >= 0:
+            os.close(self._alive_fd)
+            self._alive_fd = -1
         reading, writing = os.pipe()
         supervisor = os.getpid()
         try:
@@ -63,21 +73,31 @@ class Role:
                 os._exit(1)
             os._exit(0)
         os.close(writing)
-        self._ready_fd = reading
+        os.set_blocking(reading, False)
+        self._alive_fd = reading
         self.pid = pid
+        self.heard_at, self.serves = time.monotonic(), False
 
     def wait_ready(self, within: float = READY_WITHIN_S) -> None:
         """Waits until the role serves. Raises `Unavailable("role_failed")` with the end of its log."""
-        fd, self._ready_fd = self._ready_fd, -1
-        try:
-            ready, _, _ = select.select([fd], [], [], within)
-            if ready and os.read(fd, 1):
-                return
-        finally:
-            os.close(fd)
+        select.select([self._alive_fd], [], [], within)
+        self.listen()
+        if self.serves:
+            return
         raise Unavailable(
             "role_failed", f"The {self.name} process did not come up: {self._log_tail()}", f"See {self.log_file}."
         )
+
+    def listen(self) -> None:
+        """Takes up what the role has said since the last time."""
+        with contextlib.suppress(BlockingIOError):
+            if self._alive_fd >= 0 and os.read(self._alive_fd, 65_536):
+                self.heard_at, self.serves = time.monotonic(), True
+
+    def hangs(self) -> bool:
+        """Whether it lives and has not said so for too long. Call `listen` before."""
+        bound = HUNG_AFTER_S if self.serves else READY_WITHIN_S + HUNG_AFTER_S
+        return self.pid != 0 and time.monotonic() - self.heard_at > bound
 
     def _log_tail(self) -> str:
         try:
@@ -122,11 +142,13 @@ class Role:
             os.execve(self.argv[0], self.argv, environment)
         configure(self.name)
 
-        def say_ready() -> None:
-            os.write(ready_fd, b"1")
-            os.close(ready_fd)
+        os.set_blocking(ready_fd, False)
 
-        self.body(say_ready)
+        def say_alive() -> None:
+            with contextlib.suppress(BlockingIOError):  # the supervisor has not listened for long
+                os.write(ready_fd, b"1")
+
+        self.body(say_alive)
 
     def ask_to_end(self, number: int = signal.SIGTERM) -> None:
         """Signals the process, if it lives."""

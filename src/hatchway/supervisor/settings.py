@@ -87,6 +87,8 @@ class Settings:
     data_url: str | None = None
     port_domains: tuple[str, ...] = ("localhost",)
     """Domains under which the ports of sandboxes have names; the first one is told to clients."""
+    metrics_token: Path | None = None
+    """File with the token that /metrics is read with; None: in development programs of this machine may, in production nobody."""
     bake: bool = True
     """Bake the default shape of `seed:latest` at start, so that the first creation is fast."""
 
@@ -128,6 +130,11 @@ class Settings:
     def log(self) -> Path:
         """One log file per role."""
         return self.data_dir / "log"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """What a detached supervisor reports."""
+        return self.data_dir / "supervisor.log"
 
     @property
     def endpoint(self) -> Path:

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +20,19 @@ from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.supervisor import folder, logs, profile, service_manager, uids
 from hatchway.supervisor.roles import Role, preload, python_argv
 from hatchway.supervisor.settings import Settings, Tls, libexec
+from hatchway.wire import supervision
+from hatchway.wire.metrics import MetricsAccess
 from hatchway.wire.node import Empty
 from hatchway.wire.rpc import call_once
 from hatchway.wire.small_files import replace_file
+from hatchway.wire.supervision import Supervision
 
 RESTART_PAUSE_S = 1.0
 """A role that died within a second of its start is started again after this, doubled each time up to 30 s."""
 DRAIN_WITHIN_S = 60.0
 END_WITHIN_S = 10.0
+LISTEN_EVERY_S = 5.0
+"""How often it is looked whether the roles are alive."""
 LOGS_EVERY_S = 60.0
 """How often the length of the log files is looked at."""
 
@@ -35,7 +41,7 @@ _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 
 
 class Supervisor:
-    """One running service; `report` gets `{event: progress|ready|restarted|down, …}`."""
+    """One running service; `report` gets `{event: progress|ready|hung|restarted|down, …}`."""
 
     def __init__(self, settings: Settings, report: Report) -> None:
         self._settings = settings
@@ -45,6 +51,11 @@ class Supervisor:
         self._claim: uids.Claim | None = None
         self._api_tls: ssl.SSLContext | None = None
         self._data_tls: ssl.SSLContext | None = None
+        self._metrics = MetricsAccess(local=False)
+        self._began = time.time()
+        self._restarted: Counter[str] = Counter()
+        self._hung: Counter[str] = Counter()
+        self._listened_at = time.monotonic()
 
     def _report(self, event: dict[str, object]) -> None:
         """Nobody who reads any more, or a full disk below the log, ends no service."""
@@ -105,6 +116,7 @@ class Supervisor:
         """Reads certificates and keys, as the user who may; a role that is started gets them in memory."""
         self._api_tls = None if self._settings.api_tls is None else profile.load_tls(self._settings.api_tls)
         self._data_tls = None if self._settings.data_tls is None else profile.load_tls(self._settings.data_tls)
+        self._metrics = profile.load_metrics(self._settings)
 
     def _prepare_images(self) -> None:
         """Builds `seed:latest` where it is not there; in a process of its own, as root, with its progress passed on."""
@@ -224,8 +236,9 @@ class Supervisor:
                 limits=settings.limits,
                 port_domains=settings.port_domains,
                 vmm=settings.vmm,
+                metrics=self._metrics,
             )
-            run(config, control=sock, data=data, ready=ready, data_tls=self._data_tls)
+            run(config, control=sock, data=data, ready=ready, alive=ready, data_tls=self._data_tls)
 
         return Role(
             "node",
@@ -246,10 +259,12 @@ class Supervisor:
                 folder=settings.control,
                 node_socket=settings.run / "node.sock",
                 node_uid=ids.node,
+                run_dir=settings.run,
+                metrics=self._metrics,
                 production=settings.production,
                 ballast_mib=settings.limits.ballast_mib,
             )
-            run(config, api=api, ready=ready, tls=self._api_tls)
+            run(config, api=api, ready=ready, alive=ready, tls=self._api_tls)
 
         return Role(
             "control",
@@ -282,6 +297,26 @@ class Supervisor:
         roles = {role.name: role.pid for role in self._roles if role.pid}
         with contextlib.suppress(OSError):  # on a full disk the roles go on without it
             replace_file(self._settings.run / "roles.json", json.dumps(roles).encode(), mode=0o644, durable=False)
+            supervision.publish(
+                self._settings.run,
+                Supervision(started_at=self._began, restarts=dict(self._restarted), hung=dict(self._hung)),
+            )
+
+    def _end_hung(self) -> None:
+        """A role that lives and does not answer helps nobody: it is killed, and started again like one that died."""
+        now = time.monotonic()
+        # Whoever was away himself, with everything else on this machine or alone, has nobody to blame.
+        away = now - self._listened_at > 3 * LISTEN_EVERY_S
+        self._listened_at = now
+        for role in self._roles:
+            role.listen()
+            if away:
+                role.heard_at = now
+            elif role.hangs():
+                self._hung[role.name] += 1
+                self._report({"event": "hung", "role": role.name, "pid": role.pid, "silent_s": now - role.heard_at})
+                role.ask_to_end(signal.SIGKILL)
+                role.heard_at = now
 
     def _supervise(self) -> signal.Signals:
         delayed: dict[str, float] = {}
@@ -290,12 +325,13 @@ class Supervisor:
         while True:
             service_manager.alive()
             wait = min((at - time.monotonic() for at in delayed.values()), default=LOGS_EVERY_S)
-            wait = min(wait, service_manager.interval_s(LOGS_EVERY_S))
-            info = signal.sigtimedwait(_HANDLED, max(0.0, min(wait, LOGS_EVERY_S)))
+            wait = min(wait, service_manager.interval_s(LISTEN_EVERY_S))
+            info = signal.sigtimedwait(_HANDLED, max(0.0, min(wait, LISTEN_EVERY_S)))
+            self._end_hung()
             if time.monotonic() >= logs_at:
                 logs_at = time.monotonic() + LOGS_EVERY_S
-                for role in self._roles:
-                    logs.keep_bounded(role.log_file)
+                for log_file in (self._settings.supervisor_log, *(role.log_file for role in self._roles)):
+                    logs.keep_bounded(log_file)
             if info is not None and info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 return signal.Signals(info.si_signo)
             if info is not None and info.si_signo == signal.SIGHUP:
@@ -317,6 +353,7 @@ class Supervisor:
                         delayed[role.name] = time.monotonic() + RESTART_PAUSE_S
                         self._report({"event": "progress", "phase": "restart", "message": f"{role.name}: {error}"})
                         continue
+                    self._restarted[role.name] += 1
                     self._publish_roles()
                     self._report({"event": "restarted", "role": role.name})
 
@@ -365,7 +402,7 @@ class Supervisor:
                     os.waitpid(role.pid, 0)
 
     def _clean(self) -> None:
-        for name in ("launcher.sock", "node.sock", "roles.json"):
+        for name in ("launcher.sock", "node.sock", "roles.json", supervision.NAME):
             (self._settings.run / name).unlink(missing_ok=True)
         self._settings.endpoint.unlink(missing_ok=True)
         if self._claim is not None:
