@@ -47,6 +47,34 @@ def scope_of(path: str) -> str:
     return "sessions" if "{session_id}" in path else "ports"
 
 
+async def whole_refusal(plane: Plane, method: str, path: str, token: str) -> tuple[int, list[tuple[str, str]], str]:
+    """Everything that a request is answered with, but the time and its own id."""
+    headers = {"authorization": f"Bearer {token}"}
+    if method == "WS":
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(plane.url.replace("http", "ws") + path, additional_headers=headers, proxy=None).__aenter__()
+        found = refused.value.response
+        shown, status, body = found.headers.raw_items(), found.status_code, (found.body or b"").decode()
+    else:
+        response = await plane.client.request(method, plane.url + path, headers=headers, content=b"")
+        shown, status, body = response.headers.multi_items(), response.status_code, response.text
+    return status, sorted((name, value) for name, value in shown if name.lower() not in ("date", "x-request-id")), body
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [one for one in routes() if one[0] != "PORT"], ids=lambda value: value.strip("/")
+)
+async def test_what_another_project_has_is_answered_like_what_never_was(plane: Plane, method: str, path: str) -> None:
+    command = await plane.create("cat", pty={"rows": 9, "cols": 9})
+    token = token_of(plane, "sessions", "files", "ports", generation=9, project="other", sandbox_id=new_id())
+    there = path.format(session_id=command.id, sandbox_id=plane.sandbox_id, port=9)
+    nowhere = path.format(session_id=new_id(), sandbox_id=new_id(), port=9)
+    found = await whole_refusal(plane, method, there, token)
+    assert found == await whole_refusal(plane, method, nowhere, token)
+    assert found[0] in (403, 404)
+    assert (await command.status())["state"] == "created"
+
+
 async def refusal(plane: Plane, method: str, path: str, session_id: str, token: str | None) -> Refused:
     """Status and code with which a request is answered."""
     path = path.format(session_id=session_id, sandbox_id=plane.sandbox_id, port=9)
@@ -77,6 +105,8 @@ async def test_no_token_but_the_right_one(plane: Plane, method: str, path: str) 
     body, signature = good.rsplit(".", 1)
     forged = jwt.encode(jwt.decode(good, options={"verify_signature": False}), "k" * 32, "HS256", {"kid": "key-1"})
     unsigned = jwt.encode(jwt.decode(good, options={"verify_signature": False}), None, "none", {"kid": "key-1"})
+    # Of another sandbox's session one learns nothing; the sandbox that a path names is known to be another than the token's.
+    elsewhere = (404, "unknown_session") if scope == "sessions" else (403, "wrong_sandbox")
     table: dict[str, tuple[str | None, set[Refused]]] = {
         "none": (None, {(401, "token_missing")}),
         "no token": ("x.y.z", {(401, "token_invalid")}),
@@ -86,8 +116,8 @@ async def test_no_token_but_the_right_one(plane: Plane, method: str, path: str) 
         "expired": (token_of(plane, scope, generation=2, ttl_s=-1.0), {(401, "token_expired")}),
         "revoked": (revoked, {(401, "token_revoked")}),
         "of an earlier life": (token_of(plane, scope, generation=1), {(401, "token_superseded")}),
-        "of another sandbox": (token_of(plane, scope, generation=2, sandbox_id=new_id()), {(403, "wrong_sandbox")}),
-        "of another project": (token_of(plane, scope, generation=2, project="other"), {(403, "wrong_sandbox")}),
+        "of another sandbox": (token_of(plane, scope, generation=2, sandbox_id=new_id()), {elsewhere}),
+        "of another project": (token_of(plane, scope, generation=2, project="other"), {elsewhere}),
         "with other scopes": (token_of(plane, *wrong, generation=2), {(403, "wrong_scope")}),
         "of another session": (
             plane.token(other.id, generation=2),

@@ -20,14 +20,14 @@ SANDBOX, SESSION = "a" * 20, "s" * 20
 KEY = Ed25519PrivateKey.generate()
 
 
-def configure(checker: TokenChecker, *revoked: str, key_id: str = "k") -> None:
+def configure(checker: TokenChecker, *revoked: str, key_id: str = "k", **more: Any) -> None:
     raw = KEY.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    checker.configure(Configure(token_keys=(TokenKey(key_id=key_id, public=raw),), revoked=revoked))
+    checker.configure(Configure(token_keys=(TokenKey(key_id=key_id, public=raw),), revoked=revoked, **more))
 
 
-def token(generation: int = 1, session_id: str | None = SESSION) -> str:
+def token(generation: int = 1, session_id: str | None = SESSION, key_id: str = "") -> str:
     return Signer(KEY, "k").issue(
-        project="p", sandbox_id=SANDBOX, generation=generation, ttl_s=60, session_id=session_id
+        project="p", sandbox_id=SANDBOX, generation=generation, ttl_s=60, session_id=session_id, key_id=key_id
     )[0]
 
 
@@ -76,13 +76,39 @@ def test_revocation_tells_once_and_holds() -> None:
     configure(checker)
     one, two = token(), token()
     ids = [checker.check(f"Bearer {each}").token_id for each in (one, two)]
-    told: list[frozenset[str]] = []
-    checker.on_revoked(told.append)
+    told: list[int] = []
+    checker.on_revoked(lambda: told.append(1))
     configure(checker, ids[0])
     configure(checker, ids[0])
+    assert len(told) == 1
+    checker.check(f"Bearer {two}")
     configure(checker, *ids)
-    assert told == [frozenset({ids[0]}), frozenset({ids[1]})]
-    assert code_of(checker, f"Bearer {one}") == "token_revoked"
+    assert len(told) == 2
+    assert code_of(checker, f"Bearer {one}") == code_of(checker, f"Bearer {two}") == "token_revoked"
+
+
+def test_tokens_end_with_the_key_that_they_go_back_to() -> None:
+    checker = TokenChecker()
+    configure(checker)
+    ours, others, old = token(key_id="ours"), token(key_id="others"), token()
+    configure(checker, revoked_keys=("ours", ""))
+    assert code_of(checker, f"Bearer {ours}") == "token_revoked"
+    for one in (others, old):
+        checker.check(f"Bearer {one}")
+
+
+def test_the_older_tokens_of_a_sandbox_end_and_newer_ones_do_not() -> None:
+    checker = TokenChecker()
+    configure(checker)
+    older = token()
+    cutoff = time.time()
+    configure(checker, cutoffs={SANDBOX: cutoff})
+    assert code_of(checker, f"Bearer {older}") == "token_revoked"
+    while time.time() <= cutoff:
+        pass
+    checker.check(f"Bearer {token()}")
+    configure(checker, cutoffs={"b" * 20: time.time() + 60})
+    checker.check(f"Bearer {older}")
 
 
 def test_an_older_generation_is_refused() -> None:

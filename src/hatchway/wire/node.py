@@ -53,6 +53,10 @@ class Configure(Struct, frozen=True, kw_only=True):
     token_keys: tuple[TokenKey, ...]
     revoked: tuple[str, ...] = ()
     """Ids (`jti`) of tokens that are no longer valid although they have not expired."""
+    revoked_keys: tuple[str, ...] = ()
+    """Ids of API keys that ended lately: no token that goes back to one of them is valid."""
+    cutoffs: dict[str, float] = {}
+    """By sandbox: its tokens that were issued then (Unix seconds) or before are not valid."""
 
 
 class TemplateRelease(Struct, frozen=True, kw_only=True):

@@ -2,9 +2,11 @@
 
 A token is a JWT (EdDSA) bound to one session, or to one sandbox with scopes. The claims: `jti` its id (revocation names
 it), `sub` the sandbox, `ses` the session (absent in a sandbox token), `prj` the project, `scp` the scopes, `gen` the
-sandbox's generation when it was issued, `exp` the expiry. The header's `kid` names the key.
+sandbox's generation when it was issued, `iat` that moment, `exp` the expiry, `key` the API key that asked for it. The header's
+`kid` names the key of the signature.
 """
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -28,6 +30,10 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     scopes: frozenset[str]
     generation: int
     expires_at: float
+    issued_at: float = 0.0
+    """Unix seconds with a fraction; 0 in tokens of older releases."""
+    key_id: str = ""
+    """The API key that the token goes back to; empty in tokens of older releases."""
 
 
 class Signer:
@@ -46,9 +52,11 @@ class Signer:
         ttl_s: float,
         session_id: str | None = None,
         scopes: frozenset[str] = frozenset({"sessions"}),
+        key_id: str = "",
+        until: float | None = None,
     ) -> tuple[str, float]:
-        """Returns a token and its expiry (Unix seconds)."""
-        expires_at = float(int(time.time() + ttl_s))
+        """Returns a token and its expiry (Unix seconds): `ttl_s` from now, `until` at most."""
+        expires_at = float(int(min(time.time() + ttl_s, until or math.inf)))
         token = self.sign(
             token_id=new_id(),
             project=project,
@@ -57,6 +65,7 @@ class Signer:
             expires_at=expires_at,
             session_id=session_id,
             scopes=scopes,
+            key_id=key_id,
         )
         return token, expires_at
 
@@ -70,15 +79,18 @@ class Signer:
         expires_at: float,
         session_id: str | None = None,
         scopes: frozenset[str],
+        key_id: str = "",
     ) -> str:
-        """Returns a token with exactly these claims; `expires_at` in whole Unix seconds."""
+        """Returns a token with exactly these claims, issued now; `expires_at` in whole Unix seconds."""
         claims: dict[str, object] = {
             "jti": token_id,
             "prj": project,
             "sub": sandbox_id,
             "scp": sorted(scopes),
             "gen": generation,
+            "iat": time.time(),
             "exp": int(expires_at),
+            "key": key_id,
         }
         if session_id is not None:
             claims["ses"] = session_id
@@ -92,7 +104,10 @@ def verify(token: str, keys: Mapping[str, Ed25519PublicKey]) -> Claims:
         key = keys.get(key_id) if isinstance(key_id, str) else None
         if key is None:
             raise jwt.InvalidTokenError("unknown key")
-        claims = jwt.decode(token, key, algorithms=["EdDSA"], options={"require": ["exp", "jti", "sub"]})
+        # The clock of a node may be behind the control plane's: that a token seems not yet issued says nothing against it.
+        claims = jwt.decode(
+            token, key, algorithms=["EdDSA"], options={"require": ["exp", "jti", "sub"], "verify_iat": False}
+        )
         session = claims.get("ses")
         return Claims(
             token_id=str(claims["jti"]),
@@ -102,6 +117,8 @@ def verify(token: str, keys: Mapping[str, Ed25519PublicKey]) -> Claims:
             scopes=frozenset(map(str, claims["scp"])),
             generation=int(claims["gen"]),
             expires_at=float(claims["exp"]),
+            issued_at=float(claims.get("iat", 0.0)),
+            key_id=str(claims.get("key", "")),
         )
     except jwt.ExpiredSignatureError:
         raise Unauthenticated(

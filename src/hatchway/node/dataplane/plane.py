@@ -112,8 +112,8 @@ class Plane:
         self.closing = True
         self._end(lambda claims: True, "shutdown")
 
-    def _end_revoked(self, token_ids: frozenset[str]) -> None:
-        self._end(lambda claims: claims.token_id in token_ids, "revoked")
+    def _end_revoked(self) -> None:
+        self._end(self.tokens.is_revoked, "revoked")
 
     def _end_superseded(self, sandbox_id: str, generation: int) -> None:
         self._end(lambda claims: claims.sandbox_id == sandbox_id and claims.generation < generation, "superseded")

@@ -10,9 +10,9 @@ from starlette.types import Message, Receive, Scope
 
 from hatchway.domain import checking
 from hatchway.domain.errors import Gone, NotFound
-from hatchway.node.dataplane.tokens import TokenChecker, may_use_sandbox, may_use_session
+from hatchway.node.dataplane.tokens import TokenChecker, is_for, may_use_sandbox, may_use_session
 from hatchway.node.sessions.session import Session
-from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.sessions.sessions import Sessions, unknown_session
 from hatchway.wire.tokens import Claims
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -48,6 +48,11 @@ def session_of(scope: Scope, tokens: TokenChecker, sessions: Sessions) -> tuple[
     may_use_session(claims, session_id)
     try:
         session = sessions.session(session_id)
+        if claims.session_id is None and not is_for(
+            claims, session.record.spec.sandbox_id, session.record.spec.project
+        ):
+            # Of another sandbox's sessions a token learns nothing, not even that they are there.
+            raise unknown_session()
     except NotFound:
         if claims.session_id is None:
             raise

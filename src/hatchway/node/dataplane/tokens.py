@@ -19,22 +19,33 @@ class TokenChecker:
     def __init__(self) -> None:
         self._keys: dict[str, Ed25519PublicKey] = {}
         self._revoked: frozenset[str] = frozenset()
+        self._revoked_keys: frozenset[str] = frozenset()
+        self._cutoffs: dict[str, float] = {}
         self._generations: dict[str, int] = {}
-        self._listeners: list[Callable[[frozenset[str]], None]] = []
+        self._listeners: list[Callable[[], None]] = []
         self._generation_listeners: list[Callable[[str, int], None]] = []
 
     def configure(self, message: Configure) -> None:
         """Takes over keys and revocations; streams that were opened with a token that is revoked now are ended."""
         self._keys = {key.key_id: Ed25519PublicKey.from_public_bytes(key.public) for key in message.token_keys}
-        revoked = frozenset(message.revoked)
-        fresh, self._revoked = revoked - self._revoked, revoked
-        if fresh:
+        before = (self._revoked, self._revoked_keys, self._cutoffs)
+        self._revoked, self._revoked_keys = frozenset(message.revoked), frozenset(message.revoked_keys)
+        self._cutoffs = dict(message.cutoffs)
+        if before != (self._revoked, self._revoked_keys, self._cutoffs):
             for listener in self._listeners:
-                listener(fresh)
+                listener()
 
-    def on_revoked(self, listener: Callable[[frozenset[str]], None]) -> None:
-        """Calls `listener` with the ids of tokens that have just been revoked."""
+    def on_revoked(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` when other tokens than before are revoked; `is_revoked` tells which."""
         self._listeners.append(listener)
+
+    def is_revoked(self, claims: Claims) -> bool:
+        """Whether the token itself, the key that it goes back to, or all older tokens of its sandbox were revoked."""
+        return (
+            claims.token_id in self._revoked
+            or (claims.key_id != "" and claims.key_id in self._revoked_keys)
+            or claims.issued_at <= self._cutoffs.get(claims.sandbox_id, -1.0)
+        )
 
     def require_generation(self, sandbox_id: str, generation: int) -> None:
         """Refuses tokens of this sandbox that were issued for an older generation, and ends what was opened with them; 0 forgets the sandbox."""
@@ -61,7 +72,7 @@ class TokenChecker:
         if len(token) > MAX_TOKEN:
             raise Unauthenticated("token_invalid", "The token is too long to be one.", f"Send another one; {RENEW}")
         claims = verify(token, self._keys)
-        if claims.token_id in self._revoked:
+        if self.is_revoked(claims):
             raise Unauthenticated("token_revoked", "The token was revoked.", f"Ask for a new one; {RENEW}")
         if claims.generation < self._generations.get(claims.sandbox_id, 0):
             raise Unauthenticated(
@@ -92,7 +103,12 @@ def may_use_scope(claims: Claims, scope: str) -> None:
         raise Forbidden("wrong_scope", f"The token does not have the scope `{scope}`.", "Ask for one with that scope.")
 
 
+def is_for(claims: Claims, sandbox_id: str, project: str | None) -> bool:
+    """Whether a token is for this sandbox of this project (None: the sandbox is not here, which is said later)."""
+    return claims.sandbox_id == sandbox_id and project in (None, claims.project)
+
+
 def may_use_sandbox(claims: Claims, sandbox_id: str, project: str | None) -> None:
     """Checks that a token is for this sandbox of this project (None: the sandbox is not here, which is said later). Raises `Forbidden("wrong_sandbox")`."""
-    if claims.sandbox_id != sandbox_id or project not in (None, claims.project):
+    if not is_for(claims, sandbox_id, project):
         raise Forbidden("wrong_sandbox", "The token is for another sandbox.", "Use a token of this sandbox.")

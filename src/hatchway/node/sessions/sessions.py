@@ -124,7 +124,7 @@ class Sessions:
         """The session itself, for the data plane. Raises `NotFound("unknown_session")`."""
         session = self._sessions.get(session_id)
         if session is None or session.record.hidden:
-            raise NotFound("unknown_session", "There is no such session.", "List the sandbox's sessions.")
+            raise unknown_session()
         return session
 
     def of_sandbox(self, sandbox_id: str) -> tuple[SessionStatus, ...]:
@@ -362,6 +362,11 @@ class Sessions:
         task = asyncio.get_running_loop().create_task(work)
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
+
+
+def unknown_session() -> NotFound:
+    """The error of a session that is not here, or that whoever asks has no part in."""
+    return NotFound("unknown_session", "There is no such session.", "List the sandbox's sessions.")
 
 
 def _begin_at(spool: Spool, offsets: tuple[int, int]) -> None:
