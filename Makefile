@@ -6,7 +6,7 @@ LIBEXEC := $(VENV)/libexec/hatchway
 export HATCHWAY_LIBEXEC := $(CURDIR)/$(LIBEXEC)
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup system venv native demo test test-all lint format types bench docs lock clean
+.PHONY: help setup system test-system venv native demo test test-all lint format types bench docs lock clean
 
 help: ## Shows the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -15,6 +15,9 @@ setup: system venv native ## Installs what is missing: system packages, virtual 
 
 system:
 	@scripts/setup-system
+
+test-system:
+	@scripts/setup-system --tests
 
 venv: $(VENV)/.installed
 
@@ -37,7 +40,7 @@ format: venv ## Puts the code in form.
 	$(VENV)/bin/ruff check --fix src tests examples scripts
 	$(VENV)/bin/ruff format src tests examples scripts
 
-test: setup lint ## All tests, with all the set-up that they need.
+test: setup test-system lint ## All tests, with all the set-up that they need.
 	@scripts/run-tests
 
 bench: setup ## Measures against the bare floor of this machine.

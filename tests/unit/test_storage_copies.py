@@ -1,16 +1,15 @@
-"""Snapshots, rollbacks and forks in the database, on a real file."""
+"""Snapshots, rollbacks and forks in the database, on both databases."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.databases import database, where
 
 from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import branches, keys, operations, sandboxes, sessions, snapshots, transitions
+from hatchway.storage import branches, operations, sandboxes, sessions, snapshots, transitions
 from hatchway.storage.branches import NewBranches
 from hatchway.storage.database import Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
@@ -27,14 +26,7 @@ from hatchway.wire.node import (
     SnapshotMade,
 )
 
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(str(tmp_path / "a.db"))
-    await opened.write(keys.ensure_project, "default")
-    await opened.write(keys.ensure_project, "other")
-    yield opened
-    await opened.close()
+__all__ = ["database", "where"]
 
 
 def observed(row: SandboxRow, state: State, **changes: Any) -> Observed:

@@ -1,33 +1,25 @@
-"""Guarded transitions, on a real database file."""
+"""Guarded transitions, on both databases."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as bounds
 from hypothesis import strategies as st
+from tests.support.databases import database, where
 
 from hatchway.domain.errors import Conflict, Gone, NotFound, Unprocessable
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import VERBS, State, Verb, admits, verbs_from
 from hatchway.domain.shapes import Shape
-from hatchway.storage import keys, operations, outbox, retention, sandboxes, sessions, transitions
+from hatchway.storage import operations, outbox, retention, sandboxes, sessions, transitions
 from hatchway.storage.database import Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
 from hatchway.storage.rows import SandboxRow
 from hatchway.storage.transitions import Accepted, NewSandbox
 from hatchway.wire.node import Observed, SessionSpec, SessionStatus
 
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(str(tmp_path / "a.db"))
-    await opened.write(keys.ensure_project, "default")
-    await opened.write(keys.ensure_project, "other")
-    yield opened
-    await opened.close()
+__all__ = ["database", "where"]
 
 
 def new(**changes: Any) -> NewSandbox:

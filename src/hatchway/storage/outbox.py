@@ -11,6 +11,9 @@ from hatchway.storage.tables import events
 INSTALLATION = ""
 """Project of the events that belong to no project, such as a node that went away; only administrators see them."""
 
+HELD = "outbox"
+"""Where a connection keeps the events of its transaction that are written at its end, together; without it they are written at once."""
+
 _INSERT = insert(events)
 _AFTER = (
     select(events)
@@ -18,13 +21,30 @@ _AFTER = (
     .order_by(events.c.sequence)
     .limit(bindparam("count"))
 )
+_AFTER_ANY = (
+    select(events).where(events.c.sequence > bindparam("after")).order_by(events.c.sequence).limit(bindparam("count"))
+)
 
 
 def append(connection: Connection, project: str, kind: str, subject: str, data: dict[str, Any]) -> None:
     """Adds an event to the transaction."""
-    connection.execute(
-        _INSERT, {"project": project, "kind": kind, "subject": subject, "data": data, "created_at": time.time()}
-    )
+    row = {"project": project, "kind": kind, "subject": subject[:64], "data": data, "created_at": time.time()}
+    held: list[dict[str, Any]] | None = connection.info.get(HELD)
+    if held is None:
+        connection.execute(_INSERT, row)
+    else:
+        held.append(row)
+
+
+def write(connection: Connection, held: list[dict[str, Any]]) -> None:
+    """Writes what was held, in its order."""
+    connection.execute(_INSERT, held)
+
+
+def after_any(connection: Connection, sequence: int, limit: int) -> list[EventRow]:
+    """The events of all projects after `sequence`, oldest first, at most `limit`."""
+    rows = connection.execute(_AFTER_ANY, {"after": sequence, "count": limit}).mappings()
+    return [EventRow(**row) for row in rows]
 
 
 def after(connection: Connection, sequence: int, projects: tuple[str, ...], limit: int) -> list[EventRow]:

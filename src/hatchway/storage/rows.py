@@ -64,6 +64,8 @@ class OperationRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     started_at: float | None
     finished_at: float | None
+    controller_id: str | None = None
+    """The control process that executes it; None where there is only one, or nobody has claimed it."""
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):

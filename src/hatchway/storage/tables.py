@@ -147,6 +147,7 @@ operations = Table(
     Column("created_at", Float, nullable=False),
     Column("started_at", Float),
     Column("finished_at", Float),
+    Column("controller_id", String(20)),
     Index(None, "project", "created_at", "id"),
     Index(None, "target", "created_at"),
     Index(None, "status", "created_at"),
@@ -236,4 +237,13 @@ settings = Table(
     metadata,
     Column("key", String(64), primary_key=True),
     Column("value", JSON, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(96), primary_key=True),
+    Column("holder", String(20), nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Index(None, "holder"),
 )

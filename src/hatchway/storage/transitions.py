@@ -15,7 +15,7 @@ from hatchway.domain.errors import Conflict
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import CAUSES, VERBS, Cause, State, Verb, admits, verbs_from
 from hatchway.domain.shapes import Shape
-from hatchway.storage import idempotency, operations, outbox, quotas, rows, sandboxes
+from hatchway.storage import idempotency, leases, operations, outbox, quotas, rows, sandboxes
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import operations as operations_table
@@ -489,7 +489,8 @@ def _answer(operation: OperationRow) -> dict[str, Any]:
 
 
 def _store_accepted(connection: Connection, operation: OperationRow, key: IdempotencyKey | None) -> None:
-    connection.execute(_INSERT_OPERATION, msgspec.structs.asdict(operation))
+    row = {**msgspec.structs.asdict(operation), "controller_id": leases.owner(connection)}
+    connection.execute(_INSERT_OPERATION, row)
     kind = "operation.accepted" if operation.finished_at is None else "operation.succeeded"
     data = {"operation": operation.id, "kind": str(operation.kind), "sandbox": operation.target}
     outbox.append(connection, operation.project, kind, operation.target, data)
