@@ -263,7 +263,7 @@ async def test_metrics(shell: Shell) -> None:
     assert 0 < metrics.processes < 50
     assert 0 < metrics.memory_available_kib < metrics.memory_total_kib < 256 << 10
     assert metrics.load1_milli > 0
-    async with running(shell, "echo up; sleep 1000 & sleep 1000 & wait"):
+    async with running(shell, "sleep 1000 & sleep 1000 & echo up; wait"):
         assert (await shell.link.metrics()).processes >= 3
 
 
