@@ -40,7 +40,7 @@ class Person:
         """Makes the window of another size; the kernel tells the program."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
-    def type(self, text: bytes) -> None:
+    def press(self, text: bytes) -> None:
         """Types."""
         os.write(self.master, text)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from hatchway.client import Hatchway, Sandbox, Session
+from hatchway.client import Forward, Hatchway, Sandbox, Session, Terminal
 from hatchway.control.app import ENDPOINTS
 from hatchway.domain import errors
 from hatchway.domain.lifecycle import CAUSES, VERBS, Verb
@@ -255,10 +255,12 @@ def examples() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "block"), examples(), ids=lambda value: value if value.endswith(".md") else "")
 def test_python_examples_use_what_there_is(name: str, block: str) -> None:
-    kinds = {"hatchway": Hatchway, "sandbox": Sandbox, "session": Session}
+    kinds = {"hatchway": Hatchway, "sandbox": Sandbox, "session": Session, "terminal": Terminal, "forward": Forward}
     made = {word.id for word in ast.walk(ast.parse(block)) if isinstance(word, ast.Name)}
-    assert made - set(dir(builtins)) <= {*kinds, "Hatchway", "event", "result"}
-    for owner, member in re.findall(r"\b(hatchway|sandbox|session)\.(\w+)", re.sub(r"from \S+ import", "", block)):
+    assert made - set(dir(builtins)) <= {*kinds, "Hatchway", "change", "entry", "event", "result"}
+    for owner, member in re.findall(
+        r"\b(hatchway|sandbox|session|terminal|forward)\.(\w+)", re.sub(r"from \S+ import", "", block)
+    ):
         kind = kinds[owner]
         assert hasattr(kind, member) or member in inspect.getsource(kind.__init__), f"{owner}.{member}"
 
