@@ -12,12 +12,13 @@ import hatchway.client
 from hatchway.client import afiles, aio, aterminal, files, forwarding, sync, terminal
 
 NAMES = """
-AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal BadAnswer CommandFailed Conflict
-ConnectionFailed End Exhausted Exit FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage Hatchway
-HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits NewKey NotFound Operation
-OperationError OperationFailed Output OutputLimit Result Sandbox SandboxInfo SandboxMetrics SandboxToken ServiceEvent
-Session SessionEvent SessionInfo Snapshot Started StreamLost StreamName Template Terminal TooLarge Transfer TransferFailed
-Unauthenticated Unavailable Unprocessable UnsafeArchive UnsupportedMedia Usage WaitTimeout
+AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal BadAnswer BadGateway CommandFailed
+Conflict ConnectionFailed End Exhausted Exit FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
+Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits Misdirected
+NewKey NotFound Operation OperationError OperationFailed Output OutputLimit RangeUnsatisfiable Result Sandbox
+SandboxInfo SandboxMetrics SandboxToken ServiceEvent Session SessionEvent SessionInfo Snapshot Started
+StreamLost StreamName Template Terminal TooLarge Transfer TransferFailed Unauthenticated Unavailable
+Unprocessable UnsafeArchive UnsupportedMedia Usage WaitTimeout
 """
 
 METHODS = {

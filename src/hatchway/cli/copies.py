@@ -1,12 +1,17 @@
 """Commands about what is kept of sandboxes and made from them: `fork snapshot snapshots rollback`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .front import Front
 from .options import SandboxId
 from .shared import with_front
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hatchway.client import Snapshot
 
 Kind = Annotated[str, typer.Option("--kind", metavar="full|disk", help="With memory, or the disk alone.")]
 
@@ -16,10 +21,11 @@ def register(app: typer.Typer) -> None:
     app.command("fork")(fork)
     app.command("snapshot")(snapshot)
     app.command("rollback")(rollback)
-    group = typer.Typer(no_args_is_help=True, help="Snapshots: kept states of sandboxes.")
-    group.command("ls")(ls)
+    group = typer.Typer(rich_markup_mode=None)
+    group.callback(invoke_without_command=True)(default)
+    group.command("list")(list_)
     group.command("rm")(rm)
-    app.add_typer(group, name="snapshots")
+    app.add_typer(group, name="snapshots", help="List and delete snapshots.")
 
 
 @with_front
@@ -78,21 +84,21 @@ def rollback(
 
 
 @with_front
-def ls(
+def default(front: Front, context: typer.Context) -> None:
+    """List the snapshots of the project; or delete some."""
+    if context.invoked_subcommand is None:
+        _show(front, front.client.snapshots.list())
+
+
+@with_front
+def list_(
     front: Front,
     sandbox: Annotated[
         str | None, typer.Option("--sandbox", metavar="ID", help="Of this sandbox.", show_default=False)
     ] = None,
 ) -> None:
     """List snapshots, newest first."""
-    from .output import print_json, print_table
-
-    found = list(front.client.snapshots.list(sandbox=sandbox))
-    if front.json:
-        print_json(found)
-    else:
-        rows = [(one.id, one.kind, one.state, one.sandbox_id or "", one.name or "") for one in found]
-        print_table(("id", "kind", "state", "sandbox", "name"), rows)
+    _show(front, front.client.snapshots.list(sandbox=sandbox))
 
 
 @with_front
@@ -106,3 +112,14 @@ def rm(
     for snapshot_id in snapshots:
         deleted = front.client.snapshots.delete(snapshot_id)
         print(f"{deleted.id}  {deleted.state}")
+
+
+def _show(front: Front, snapshots: "Iterator[Snapshot]") -> None:
+    from .output import print_json, print_table
+
+    found = list(snapshots)
+    if front.json:
+        print_json(found)
+    else:
+        rows = [(one.id, one.kind, one.state, one.sandbox_id or "", one.name or "") for one in found]
+        print_table(("id", "kind", "state", "sandbox", "name"), rows)

@@ -12,8 +12,11 @@ HatchwayError
 ├── UnsupportedMedia    415  a body of another media type than the path takes
 ├── Unprocessable       422  well-formed but out of range
 ├── Exhausted           429  a quota or a bound was reached; later it may work
+├── RangeUnsatisfiable  416  files: the range begins behind the end
+├── Misdirected         421  the host that is named is not served there
 ├── HeadTooLarge        431  the request line and the headers
 ├── Internal            500  the service's fault
+├── BadGateway          502  what runs in the sandbox gave no answer that could be passed on
 ├── Unavailable         503  a part of the service or of the host is not there now
 ├── HostExhausted       507  the host is out of disk or memory
 ├── OperationFailed          a lifecycle operation was accepted and then failed
@@ -112,6 +115,18 @@ class Exhausted(HatchwayError):
     status = 429
 
 
+class RangeUnsatisfiable(HatchwayError):
+    """The range of octets that was asked for begins behind the end of the file."""
+
+    status = 416
+
+
+class Misdirected(HatchwayError):
+    """The request names a host that what it came to does not serve."""
+
+    status = 421
+
+
 class HeadTooLarge(HatchwayError):
     """The request line and the headers are larger than their bound."""
 
@@ -122,6 +137,12 @@ class Internal(HatchwayError):
     """Something of the service went wrong; its log has the details."""
 
     status = 500
+
+
+class BadGateway(HatchwayError):
+    """What runs in the sandbox, which answers on its own authority, said what it may not, or nothing in time."""
+
+    status = 502
 
 
 class Unavailable(HatchwayError):
@@ -213,6 +234,9 @@ _BY_STATUS: dict[int, type[HatchwayError]] = {
         UnsupportedMedia,
         Unprocessable,
         Exhausted,
+        RangeUnsatisfiable,
+        Misdirected,
+        BadGateway,
         HeadTooLarge,
         Internal,
         Unavailable,

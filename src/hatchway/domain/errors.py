@@ -17,7 +17,7 @@ HatchwayError
 ├── Exhausted           429  a quota or a bound was reached; later it may work
 ├── HeadTooLarge        431  the request line and the headers
 ├── Internal            500  our fault
-├── BadAnswer           502  what runs in the sandbox answered what it may not, or nothing
+├── BadGateway           502  what runs in the sandbox answered what it may not, or nothing
 ├── Unavailable         503  a part of Hatchway or of the host is not there now
 └── HostExhausted       507  the host is out of disk or memory
 ```
@@ -137,7 +137,7 @@ class Internal(HatchwayError):
     status = 500
 
 
-class BadAnswer(HatchwayError):
+class BadGateway(HatchwayError):
     """What runs in the sandbox, which answers on its own authority, said what it may not, or nothing in time."""
 
     status = 502
@@ -172,7 +172,7 @@ _BY_STATUS: dict[int, type[HatchwayError]] = {
         Unprocessable,
         Exhausted,
         Internal,
-        BadAnswer,
+        BadGateway,
         Unavailable,
         HostExhausted,
     )

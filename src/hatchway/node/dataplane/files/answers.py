@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from hatchway.domain.errors import BadAnswer
+from hatchway.domain.errors import BadGateway
 
 MAX_LINE = 32 * 1024
 """Octets of one line."""
@@ -192,7 +192,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(line: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Reads what a guest sent. Raises `BadAnswer("guest_bad_answer")`."""
+    """Reads what a guest sent. Raises `BadGateway("guest_bad_answer")`."""
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -209,18 +209,18 @@ def exact(text: Text, encoded: Text) -> bytes | None:
     return text.encode() if isinstance(text, str) else None
 
 
-def bad_answer(what: str) -> BadAnswer:
+def bad_answer(what: str) -> BadGateway:
     """The guest's program, or what took its place, said what it may not."""
-    return BadAnswer(
+    return BadGateway(
         "guest_bad_answer",
         f"The sandbox's file program gave an answer that cannot be: {what}.",
         "Try again; if it stays so, something in the sandbox interferes with its agent.",
     )
 
 
-def no_answer(seconds: float) -> BadAnswer:
+def no_answer(seconds: float) -> BadGateway:
     """Nothing came, or nothing was taken, for too long."""
-    return BadAnswer(
+    return BadGateway(
         "guest_no_answer",
         f"The sandbox's file program did not go on for {seconds:g} s.",
         "Try again; look at what the sandbox is busy with, and at its state.",

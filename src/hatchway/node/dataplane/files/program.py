@@ -25,7 +25,7 @@ FALLBACK_USER = "root"
 
 
 class Program:
-    """A running program. All waits raise `BadAnswer` (`guest_no_answer`, `guest_bad_answer`) and `Unavailable("sandbox_unreachable")`."""
+    """A running program. All waits raise `BadGateway` (`guest_no_answer`, `guest_bad_answer`) and `Unavailable("sandbox_unreachable")`."""
 
     def __init__(self, stream: GuestStream, limits: FileLimits) -> None:
         self._stream = stream

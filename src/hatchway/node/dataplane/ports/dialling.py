@@ -5,7 +5,7 @@ import contextlib
 import errno
 from collections.abc import AsyncIterator
 
-from hatchway.domain.errors import BadAnswer, Exhausted, HatchwayError, Unavailable
+from hatchway.domain.errors import BadGateway, Exhausted, HatchwayError, Unavailable
 from hatchway.node.dataplane.plane import Plane
 from hatchway.node.dataplane.ports.names import Port
 from hatchway.node.guest.seam import GuestError, GuestStream, LinkLost
@@ -23,7 +23,7 @@ class Dialler:
     async def connection(self, port: Port) -> AsyncIterator[GuestStream]:
         """A connection to a port, until the block is left.
 
-        Raises `Conflict("sandbox_not_running")`, `BadAnswer` (`port_closed port_unreachable`), `Exhausted("too_many_port_connections")`
+        Raises `Conflict("sandbox_not_running")`, `BadGateway` (`port_closed port_unreachable`), `Exhausted("too_many_port_connections")`
         and `Unavailable("sandbox_unreachable")`.
         """
         limits, sandbox_id = self._plane.limits, port.sandbox_id
@@ -81,14 +81,14 @@ def _not_connected(port: Port, error: GuestError | TimeoutError) -> HatchwayErro
     if number == errno.EAGAIN:
         return _too_many(str(error))
     if number == errno.ECONNREFUSED:
-        return BadAnswer(
+        return BadGateway(
             "port_closed",
             f"Nothing in the sandbox listens on port {port.number}.",
             "Start the server in the sandbox; any of its addresses will do, 127.0.0.1 too.",
             port=port.number,
         )
     why = "it did not take the connection in time" if number == errno.ETIMEDOUT else str(error)
-    return BadAnswer(
+    return BadGateway(
         "port_unreachable",
         f"Port {port.number} of the sandbox cannot be connected to: {why}.",
         "Look at the server in the sandbox.",

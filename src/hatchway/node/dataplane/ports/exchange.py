@@ -6,7 +6,7 @@ from typing import Any
 
 import h11
 
-from hatchway.domain.errors import BadAnswer
+from hatchway.domain.errors import BadGateway
 from hatchway.node.dataplane.ports.dialling import broken, unreachable
 from hatchway.node.dataplane.ports.heads import AmbiguousAnswer, answer_fields, trailer_fields
 from hatchway.node.dataplane.ports.sides import ClientSide, GuestSide, Over, size_of
@@ -40,7 +40,7 @@ class Exchange:
     async def over(self, guest: GuestSide) -> bool:
         """Carries it over this connection; tells whether that was upgraded to something else, which `splice` carries on.
 
-        Raises `Stale`, `BadAnswer` (`port_bad_answer port_no_answer`) and `Unavailable("sandbox_unreachable")` when nothing was answered
+        Raises `Stale`, `BadGateway` (`port_bad_answer port_no_answer`) and `Unavailable("sandbox_unreachable")` when nothing was answered
         yet, what `ClientSide.next_of_body` does, and `Over`.
         """
         loop = asyncio.get_running_loop()
@@ -134,7 +134,7 @@ class Exchange:
                     return await guest.next_of_answer()
             except TimeoutError:
                 if self._given == given:
-                    raise BadAnswer(
+                    raise BadGateway(
                         "port_no_answer",
                         f"Port {guest.port.number} of the sandbox took the request and did not answer within {self._answer_s:g} s.",
                         "Look at the server in the sandbox; let it answer at once and stream what takes long.",
@@ -201,9 +201,9 @@ async def _to_client(client: ClientSide, guest: GuestSide) -> None:
     client.writer.write_eof()
 
 
-def bad_answer(port: int, why: str) -> BadAnswer:
+def bad_answer(port: int, why: str) -> BadGateway:
     """The error of a port that answers what is no HTTP."""
-    return BadAnswer(
+    return BadGateway(
         "port_bad_answer",
         f"What port {port} of the sandbox answered is no answer in HTTP/1.1: {why[:200]}.",
         "Look at the server in the sandbox; what speaks another protocol is reached over the port's `tcp` path.",
