@@ -18,6 +18,7 @@ from hatchway.cli.top import Rounds
 from hatchway.client import HostUsage, SandboxInfo, SandboxMetrics
 from hatchway.control import metrics as control_metrics
 from hatchway.domain.errors import Forbidden, HatchwayError, Unprocessable
+from hatchway.launcher import log as launcher_log
 from hatchway.node import metrics as node_metrics
 from hatchway.node import scrape, usage
 from hatchway.node.dataplane.app import make_app
@@ -164,6 +165,31 @@ def test_a_line_without_end_is_bounded(settings: Settings) -> None:
 
 def test_what_stands_in_a_line_does_not_steer_the_terminal() -> None:
     assert _plain("a\x1b[2J\nb\u202ec") == "a\\x1b[2J\\nb\\u202ec"
+
+
+def test_the_launcher_writes_one_line_for_each_event_and_no_flood(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(launcher_log.time, "time", lambda: now)
+    monkeypatch.setattr(launcher_log._Flow, "second", 0)
+    launcher_log.say("a\nb\x1b[31m", level="warning", request_id="r" * 100, sandbox_id="s")
+    for _ in range(1_000):
+        launcher_log.say("flood")
+    now += 1.0
+    launcher_log.say("x" * 100_000)
+    first, *flood, last = [json.loads(text) for text in capsys.readouterr().err.splitlines()]
+    assert first == {
+        "role": "launcher",
+        "event": "a\nb\x1b[31m",
+        "level": "warning",
+        "sandbox_id": "s",
+        "request_id": "r" * 64,
+        "timestamp": "1970-01-01T00:16:40.000000Z",
+    }
+    assert len(flood) == launcher_log.BURST - 1
+    assert last["suppressed"] == 1_001 - launcher_log.BURST
+    assert len(last["event"]) == launcher_log.MAX_TEXT
 
 
 # -- use

@@ -205,6 +205,7 @@ class _Document:
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
         return
+    metrics.REQUESTS.labels("other", "none", "404").inc()
     error = NotFound("unknown_path", f"There is nothing at {scope['path'][:200]}.", "/openapi.json lists the paths.")
     await _refuse(error)(scope, receive, send)
 

@@ -1,6 +1,7 @@
 """The paths of the data plane, and what is done with every request whatever its path."""
 
 import logging
+import time
 from collections.abc import Sequence
 
 from starlette.exceptions import HTTPException
@@ -19,6 +20,8 @@ from hatchway.domain.errors import (
     NotFound,
 )
 from hatchway.node import metrics
+from hatchway.node.dataplane.archives import Archives
+from hatchway.node.dataplane.archives import make_routes as archive_routes
 from hatchway.node.dataplane.attach import Attach
 from hatchway.node.dataplane.control import Resize, Signal
 from hatchway.node.dataplane.files import routes as files
@@ -41,6 +44,8 @@ from hatchway.wire.tracing import Traced
 
 log = logging.getLogger(__name__)
 
+_UNTOLD = frozenset({"Stdin", "Resize", "none"})
+"""What is asked for at every key that somebody presses, and what is nowhere: counted, and not written down."""
 _SENT = metrics.DATA_OCTETS.labels("sent")
 _RECEIVED = metrics.DATA_OCTETS.labels("received")
 
@@ -53,6 +58,7 @@ def make_app(
     limits: PlaneLimits | None = None,
     file_limits: FileLimits | None = None,
     port_domains: tuple[str, ...] = DEFAULT_DOMAINS,
+    archives: Archives | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> "App":
     """Returns the data plane as an ASGI application; ports have names under `port_domains`; `routes` are further ones that check tokens themselves.
@@ -76,6 +82,7 @@ def make_app(
             WebSocketRoute(tcp, Tunnel(ports)),
             Route("/healthz", _healthz, methods=["GET"]),
             *files.make_routes(plane, file_limits),
+            *(archive_routes(plane, archives) if archives is not None else ()),
             *routes,
             WebSocketRoute("/{path:path}", _Elsewhere()),
         ],
@@ -99,7 +106,7 @@ class App:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises for what it does not know
-        started, status = False, 0
+        started, status, began = False, 0, time.perf_counter()
 
         async def watched(message: Message) -> None:
             nonlocal started, status
@@ -141,7 +148,17 @@ class App:
                 await _refuse(ours, scope, receive, send)
         finally:
             self.in_flight -= 1
-            metrics.DATA_REQUESTS.labels(_endpoint(scope), str(status)).inc()
+            endpoint = _endpoint(scope)
+            metrics.DATA_REQUESTS.labels(endpoint, str(status)).inc()
+            if scope.get("method", "") != "GET" and endpoint not in _UNTOLD:
+                ms = round((time.perf_counter() - began) * 1e3, 1)
+                more = {
+                    "method": scope.get("method", "WebSocket"),
+                    "path": scope["path"][:200],
+                    "status": status,
+                    "ms": ms,
+                }
+                log.info("request", extra=more)
 
     def _refuse_hosts_of_ports(self, scope: Scope) -> None:
         """What a browser sends to the name of a port must never be taken for a request to the API."""

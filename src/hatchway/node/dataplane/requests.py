@@ -13,6 +13,7 @@ from hatchway.domain.errors import Gone, NotFound
 from hatchway.node.dataplane.tokens import TokenChecker, is_for, may_use_sandbox, may_use_session
 from hatchway.node.sessions.session import Session
 from hatchway.node.sessions.sessions import Sessions, unknown_session
+from hatchway.wire import tracing
 from hatchway.wire.tokens import Claims
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -33,8 +34,11 @@ def claims_of(scope: Scope, tokens: TokenChecker) -> Claims:
     if authorization is None and scope["type"] == "websocket":
         offered = [name for name in scope["subprotocols"] if name.startswith(_TOKEN_PROTOCOL)]
         token = offered[0].removeprefix(_TOKEN_PROTOCOL) if len(offered) == 1 else ""
-        return tokens.check_token(token, "`Authorization: Bearer TOKEN` or the subprotocol `hatchway.token.TOKEN`")
-    return tokens.check(authorization)
+        claims = tokens.check_token(token, "`Authorization: Bearer TOKEN` or the subprotocol `hatchway.token.TOKEN`")
+    else:
+        claims = tokens.check(authorization)
+    tracing.bind(sandbox_id=claims.sandbox_id, project=claims.project)
+    return claims
 
 
 def session_of(scope: Scope, tokens: TokenChecker, sessions: Sessions) -> tuple[Session, Claims]:
