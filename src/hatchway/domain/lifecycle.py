@@ -34,6 +34,8 @@ class Verb(StrEnum):
     FORK = "fork"
     SNAPSHOT = "snapshot"
     ROLLBACK = "rollback"
+    EXPORT = "export"
+    IMPORT = "import"
     DELETE = "delete"
 
 
@@ -63,7 +65,8 @@ class Cause(StrEnum):
 class Transition:
     """From any of `sources` to `target`; from `satisfied` the verb succeeds and does nothing.
 
-    `target` is None where the state stays as it is, and for a rollback, whose target follows from the snapshot's kind.
+    `target` is None where the state stays as it is, for a rollback, whose target follows from the snapshot's kind, and for an import:
+    `suspended` where memory comes along, else `stopped`.
     """
 
     sources: frozenset[State]
@@ -92,6 +95,8 @@ VERBS: dict[Verb, Transition] = {
     Verb.FORK: Transition(_ALIVE | {State.SUSPENDED}, None),
     Verb.SNAPSHOT: Transition(_ALIVE | {State.SUSPENDED, State.STOPPED}, None),
     Verb.ROLLBACK: Transition(_ANY - {State.PENDING}, None),
+    Verb.EXPORT: Transition(frozenset({State.SUSPENDED, State.STOPPED}), None),
+    Verb.IMPORT: Transition(frozenset({State.PENDING}), None),
     Verb.DELETE: Transition(_ANY, State.DELETED, frozenset({State.DELETED})),
 }
 
@@ -125,4 +130,4 @@ def admits(verb: Verb, state: State) -> bool:
 
 def verbs_from(state: State) -> tuple[Verb, ...]:
     """Returns the verbs that `state` admits: what a 409 offers as a way out."""
-    return tuple(verb for verb in VERBS if verb is not Verb.CREATE and admits(verb, state))
+    return tuple(verb for verb in VERBS if verb not in (Verb.CREATE, Verb.IMPORT) and admits(verb, state))

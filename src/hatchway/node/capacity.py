@@ -99,6 +99,12 @@ class Capacity:
         needed = self._disk_share(shape)
         self._check_disk(needed, use)
 
+    def check_import(self, shape: Shape, memory: bool, overhead_mib: int, holdings: Iterable[Holding]) -> None:
+        """The same for one that comes from elsewhere and does not run yet, with its memory as a file or without."""
+        use = self.use(holdings)
+        self._check_possible(shape, overhead_mib)
+        self._check_disk(self._disk_share(shape) + (shape.memory_mib if memory else 0), use)
+
     def check_start(self, shape: Shape, overhead_mib: int, holdings: Iterable[Holding]) -> None:
         """The same for one whose disk is there already. `holdings` has its disk and not its memory."""
         use = self.use(holdings)

@@ -20,15 +20,19 @@ from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
 from hatchway.domain.vmm_policy import VmmPolicy
 from hatchway.node import scrape
+from hatchway.node.artifacts.spool import Spool
 from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
 from hatchway.node.dataplane.app import make_app
+from hatchway.node.dataplane.archives import Archives
 from hatchway.node.dataplane.ports.names import DEFAULT_DOMAINS, PortNames
 from hatchway.node.dataplane.server import DataPlaneServer
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.events import Events
+from hatchway.node.exports import Exports
 from hatchway.node.images.bake import Baker
 from hatchway.node.images.store import Images
+from hatchway.node.imports import Imports
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.service import NodeService
 from hatchway.node.sessions.session import Limits
@@ -104,7 +108,7 @@ async def _run(
         loop.add_signal_handler(number, ended.set)
 
     events = Events()
-    images = Images(config.images)
+    images = Images(config.images, config.folder / "templates")
     launcher = LauncherClient(config.run_dir / "launcher.sock")
     driver = await choice.make(
         config.vmm,
@@ -138,12 +142,22 @@ async def _run(
         network=network,
     )
     sandboxes = Sandboxes(context, Snapshots(config.folder / "snapshots"))
+    exports = Exports(context, sandboxes.snapshots, Spool(config.folder / "exports"))
+    imports = Imports(context, sandboxes, Spool(config.folder / "uploads"))
+    await asyncio.to_thread(_load_archives, exports, imports)
     await sandboxes.adopt_all()
     tokens, names = TokenChecker(), PortNames(config.port_domains)
     for sandbox in sandboxes.all():
         tokens.require_generation(sandbox.record.sandbox_id, sandbox.record.generation)
     service = NodeService(
-        context, sandboxes, tokens, _node_id(config.folder), config.attach_url, names.url(config.attach_url)
+        context,
+        sandboxes,
+        tokens,
+        _node_id(config.folder),
+        config.attach_url,
+        names.url(config.attach_url),
+        exports=exports,
+        imports=imports,
     )
     servers = [await service.serve_unix(control, config.control_uids)]
     if config.tls is not None:
@@ -151,10 +165,12 @@ async def _run(
         servers.append(await service.serve_tls(tls.host, tls.port, tls.certificate, tls.key, tls.client_ca))
 
     scraping = Route("/metrics", scrape.Metrics(context, sandboxes, sessions, config.metrics), methods=["GET"])
-    app = make_app(sessions, tokens, sandboxes, port_domains=config.port_domains, routes=[scraping])
+    archives = Archives(exports.spool, imports.uploads)
+    app = make_app(sessions, tokens, sandboxes, port_domains=config.port_domains, archives=archives, routes=[scraping])
     dataplane = DataPlaneServer(app, [data], tls=data_tls)
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
+    clearing = [loop.create_task(spool.run_sweeper()) for spool in (exports.spool, imports.uploads)]
     turning = loop.create_task(turn(alive))
     holding = loop.create_task(_keep_ballast(context.ballast))
     baking = loop.create_task(_bake_default(context)) if config.bake_default else None
@@ -163,7 +179,7 @@ async def _run(
 
     for server in servers:
         server.close()
-    for task in (sweeping, holding, turning, baking):
+    for task in (sweeping, holding, turning, baking, *clearing):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -172,6 +188,12 @@ async def _run(
     await context.baker.close()
     await sessions.close()
     await sandboxes.release()
+
+
+def _load_archives(exports: Exports, imports: Imports) -> None:
+    exports.spool.load()
+    imports.uploads.load()
+    imports.clear()
 
 
 async def _keep_ballast(ballast: Ballast) -> None:

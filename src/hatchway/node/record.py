@@ -53,6 +53,11 @@ def write(folder: Path, record: Record, *, durable: bool = True) -> None:
     replace_file(folder / FILE, msgspec.json.encode(record), durable=durable)
 
 
+def read(folder: Path) -> Record:
+    """Reads the record of a folder. Raises `OSError`, `msgspec.DecodeError`."""
+    return msgspec.json.decode((folder / FILE).read_bytes(), type=Record)
+
+
 def read_all(root: Path) -> Iterator[tuple[Path, Record | None]]:
     """Yields every sandbox folder under `root` with its record; None where a folder was made but no record written yet.
 
@@ -62,7 +67,7 @@ def read_all(root: Path) -> Iterator[tuple[Path, Record | None]]:
         if not folder.is_dir() or not is_id(folder.name):
             continue
         try:
-            yield folder, msgspec.json.decode((folder / FILE).read_bytes(), type=Record)
+            yield folder, read(folder)
         except FileNotFoundError:
             yield folder, None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

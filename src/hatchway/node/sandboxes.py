@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unprocessable
 from hatchway.domain.lifecycle import Cause, SnapshotKind, State, Verb
@@ -15,6 +16,7 @@ from hatchway.node.capacity import Holding
 from hatchway.node.context import Context
 from hatchway.node.faults import explained
 from hatchway.node.guest.seam import GuestLink
+from hatchway.node.record import Record
 from hatchway.node.sandbox import Sandbox, new_record
 from hatchway.node.snapshots import Snapshots
 from hatchway.wire.node import Branch, BranchOutcome, ForkAnswer, Observed, SandboxSpec
@@ -137,6 +139,12 @@ class Sandboxes:
         if spec.snapshot_id is not None:
             return await snapshotting.create(sandbox, self.snapshots, spec.snapshot_id)
         return await sandbox.create()
+
+    def adopt_imported(self, folder: Path, record: Record) -> Sandbox:
+        """Knows a sandbox that was imported, from now on."""
+        sandbox = self._sandboxes[record.sandbox_id] = Sandbox(self._context, folder, record)
+        sandbox.publish()
+        return sandbox
 
     async def start(self, sandbox: Sandbox) -> Observed:
         """Cold boot. Raises `HostExhausted` where the host has no room for it now."""

@@ -19,6 +19,8 @@ from hatchway.domain.lifecycle import State
 from hatchway.node import capacity, metrics, suspension, usage
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
+from hatchway.node.exports import Exports
+from hatchway.node.imports import Imports
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.wire import node as wire
 from hatchway.wire.rpc import Connection, Handler
@@ -37,6 +39,9 @@ class NodeService:
         node_id: str,
         attach_url: str,
         port_url: str = "",
+        *,
+        exports: Exports,
+        imports: Imports,
     ) -> None:
         self._context = context
         self._sandboxes = sandboxes
@@ -44,6 +49,8 @@ class NodeService:
         self._node_id = node_id
         self._attach_url = attach_url
         self._port_url = port_url
+        self._exports = exports
+        self._imports = imports
         self._connections: set[asyncio.Task[None]] = set()
         methods: dict[str, Callable[[Connection, Any], Awaitable[object]]] = {
             "node.info": self._info,
@@ -63,6 +70,12 @@ class NodeService:
             "snapshot.create": self._snapshot_create,
             "snapshot.delete": self._snapshot_delete,
             "snapshot.list": self._snapshot_list,
+            "export.make": self._export_make,
+            "export.seal": self._export_seal,
+            "export.delete": self._export_delete,
+            "upload.describe": self._upload_describe,
+            "upload.delete": self._upload_delete,
+            "sandbox.import": self._import,
             "sandbox.delete": self._delete,
             "sandbox.get": self._get,
             "sandbox.list": self._list,
@@ -126,6 +139,7 @@ class NodeService:
 
     async def _configure(self, _: Connection, request: wire.Configure) -> wire.Empty:
         self._tokens.configure(request)
+        self._imports.configure(request)
         return wire.Empty()
 
     async def _drain(self, _: Connection, __: object) -> wire.Empty:
@@ -173,7 +187,13 @@ class NodeService:
         sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
         return await self._sandboxes.rollback(sandbox, request.snapshot_id)
 
+    async def _import(self, _: Connection, request: wire.ImportRequest) -> wire.Observed:
+        observed = await self._imports.take_in(request)
+        self._tokens.require_generation(request.sandbox_id, request.generation)
+        return observed
+
     async def _delete(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
+        await self._imports.abandon(request.sandbox_id)
         try:
             sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
         except NotFound:  # gone already, or never made: that is what was asked for
@@ -213,6 +233,28 @@ class NodeService:
 
     async def _snapshot_list(self, _: Connection, __: object) -> wire.SnapshotList:
         return wire.SnapshotList(snapshots=self._sandboxes.snapshots.all())
+
+    # -- archives
+
+    async def _export_make(self, _: Connection, request: wire.ExportRequest) -> wire.ExportHead:
+        if request.snapshot_id is not None:
+            return await self._exports.make(request, None)
+        sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
+        return await self._exports.make(request, sandbox)
+
+    async def _export_seal(self, _: Connection, request: wire.ExportSeal) -> wire.ExportMade:
+        return await self._exports.seal(request)
+
+    async def _export_delete(self, _: Connection, request: wire.ExportRef) -> wire.Empty:
+        await self._exports.delete(request.export_id)
+        return wire.Empty()
+
+    async def _upload_describe(self, _: Connection, request: wire.ExportRef) -> wire.UploadDescription:
+        return await self._imports.describe(request.export_id, request.project)
+
+    async def _upload_delete(self, _: Connection, request: wire.ExportRef) -> wire.Empty:
+        await asyncio.to_thread(self._imports.uploads.remove, request.export_id)
+        return wire.Empty()
 
     # -- sessions
 

@@ -53,6 +53,8 @@ class Configure(Struct, frozen=True, kw_only=True):
     token_keys: tuple[TokenKey, ...]
     revoked: tuple[str, ...] = ()
     """Ids (`jti`) of tokens that are no longer valid although they have not expired."""
+    archive_keys: tuple[TokenKey, ...] = ()
+    """Keys whose archives are taken in: this installation's own, and those that it trusts."""
     revoked_keys: tuple[str, ...] = ()
     """Ids of API keys that ended lately: no token that goes back to one of them is valid."""
     cutoffs: dict[str, float] = {}
@@ -395,6 +397,78 @@ class RollbackRequest(SandboxRef, frozen=True, kw_only=True):
     snapshot_id: str
 
 
+class ExportRequest(SandboxRef, frozen=True, kw_only=True):
+    """`export.make`: writes the archive of a suspended or stopped sandbox, or of a snapshot, which then has to be sealed."""
+
+    export_id: str
+    project: str
+    key_id: str
+    """Of the key that it will be signed with."""
+    snapshot_id: str | None = None
+    """Not the sandbox, of which nothing need be here, but this snapshot of it."""
+    include_template: bool = False
+    parents: tuple[str, ...] = ()
+    labels: dict[str, dict[str, str] | str | None] = {}
+    """Name and metadata: what a node does not know of it."""
+
+
+class ExportHead(Struct, frozen=True, kw_only=True):
+    """Answer to `export.make`: what has to be signed; empty where it was sealed before."""
+
+    head: bytes
+
+
+class ExportSeal(Struct, frozen=True, kw_only=True):
+    """`export.seal`: puts the signature in its place. Asked again it answers what there is."""
+
+    export_id: str
+    signature: bytes
+    kept_s: float
+    """For how long it stays."""
+
+
+class ExportMade(Struct, frozen=True, kw_only=True):
+    """Answer to `export.seal`."""
+
+    export_id: str
+    size_bytes: int
+    digest: str
+    """`sha256:…` of its head, which has the digests of all parts."""
+    expires_at: float
+
+
+class ExportRef(Struct, frozen=True, kw_only=True):
+    """Names an export for `export.delete`, or an upload for `upload.delete` and `upload.describe`; deleting what is gone succeeds."""
+
+    export_id: str
+    project: str = ""
+
+
+class UploadDescription(Struct, frozen=True, kw_only=True):
+    """Answer to `upload.describe`: what an archive says of itself, under the signature of a trusted key."""
+
+    kind: str
+    source: str
+    template: str
+    """`name:tag`."""
+    template_digest: str
+    shape: Shape
+    hostname: str
+    env: dict[str, str]
+    name: str | None = None
+    metadata: dict[str, str] = {}
+    size_bytes: int = 0
+    memory_problem: str = ""
+    """Why its memory cannot be loaded here; empty where it can."""
+
+
+class ImportRequest(SandboxSpec, frozen=True, kw_only=True):
+    """`sandbox.import`: makes a sandbox from an upload: `suspended` with `memory`, else `stopped`. Nothing of it is left where that fails."""
+
+    upload_id: str
+    memory: bool = True
+
+
 class Subscribe(Struct, frozen=True, kw_only=True):
     """`events.subscribe`: from then on this connection gets every `Event` after `sequence`."""
 
@@ -442,6 +516,12 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "snapshot.create": (SnapshotRequest, SnapshotMade),
     "snapshot.delete": (SnapshotRef, Empty),
     "snapshot.list": (Empty, SnapshotList),
+    "export.make": (ExportRequest, ExportHead),
+    "export.seal": (ExportSeal, ExportMade),
+    "export.delete": (ExportRef, Empty),
+    "upload.describe": (ExportRef, UploadDescription),
+    "upload.delete": (ExportRef, Empty),
+    "sandbox.import": (ImportRequest, Observed),
     "events.subscribe": (Subscribe, Empty),
 }
 """Method name → (request, answer)."""

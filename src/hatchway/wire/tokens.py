@@ -18,6 +18,8 @@ from hatchway.domain.errors import Unauthenticated
 from hatchway.domain.ids import new_id
 
 SCOPES = ("sessions", "files", "ports")
+ARCHIVES = "archives"
+"""The scope of a token for one export or upload, which it names in the place of a sandbox."""
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):

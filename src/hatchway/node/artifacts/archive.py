@@ -91,6 +91,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shape: Shape
     hostname: Annotated[str, Meta(max_length=64)]
     env: dict[str, str] = {}
+    boot_id: Annotated[str, Meta(max_length=64)] = ""
+    """What the guest's kernel called its boot; empty where that is not known."""
     labels: dict[str, Any] = {}
     """Name and metadata, as the control plane gave them along."""
     conditions: Conditions | None = None

@@ -9,6 +9,7 @@ FOLDER/cache/ work/ apt/   the build's own
 
 import os
 import re
+import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +88,10 @@ class Release:
 class Images:
     """The releases under one folder. It reads the folder anew at each call: a build may add to it at any time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, brought: Path | None = None) -> None:
         self.folder = folder
+        self._brought = brought
+        """Releases that came with archives, by digest; ours, where `folder` is another's. They have no tags."""
         self._checked: dict[str, tuple[int, Release]] = {}
         """Releases by digest, with the change time of the manifest that they were read from: a release never changes."""
 
@@ -121,6 +124,8 @@ class Images:
         if not is_digest(digest):
             raise self._unknown(digest)
         folder = self.folder / TEMPLATES / digest.removeprefix("sha256:")
+        if self._brought is not None and not folder.exists():
+            folder = self._brought / digest.removeprefix("sha256:")
         try:
             changed_at = os.stat(folder / MANIFEST_FILE).st_ctime_ns
             known = self._checked.get(digest)
@@ -149,6 +154,27 @@ class Images:
         self._check_parts(release)
         self._checked[digest] = (changed_at, release)
         return release
+
+    @staticmethod
+    def part_path(folder: Path, name: str) -> Path:
+        """Where the file of a part lies below `folder`. Raises `Unavailable("template_damaged")` for a name that would lead out of it."""
+        if not _PLAIN.fullmatch(name) or name == MANIFEST_FILE:
+            raise _damaged("of the archive", f"its manifest names a file {name[:100]!r}")
+        return folder / name
+
+    def bring(self, work: Path, digest: str) -> Release:
+        """Takes over a release that was unpacked in `work`, on the same file system. Raises `Unavailable("template_damaged")`, `OSError`."""
+        assert self._brought is not None
+        self._brought.mkdir(exist_ok=True, mode=0o755)
+        target = self._brought / digest.removeprefix("sha256:")
+        try:
+            os.rename(work, target)
+            sync_folder(self._brought)
+            self.resolve_digest(digest).verify()
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        return self.resolve_digest(digest)
 
     def _check_parts(self, release: Release) -> None:
         for part in release.manifest.parts.values():

@@ -233,7 +233,13 @@ def size_of(folder: Path) -> tuple[int, int]:
 
 def verify(folder: Path, expected: Manifest) -> None:
     """Checks that a capture is whole and can be loaded here. Raises `SnapshotMismatch`, `OSError`."""
-    found = manifest.verify_conditions(folder / RECORD, folder.name, expected)
+    manifest.verify_conditions(folder / RECORD, folder.name, expected)
+    verify_parts(folder)
+
+
+def verify_parts(folder: Path) -> Manifest:
+    """Checks that a capture is whole, wherever it can be loaded; returns its conditions. Raises `SnapshotMismatch`, `OSError`."""
+    found = manifest.read(folder / RECORD, folder.name)
     for name in (BASE, DIFF):
         if not (folder / name).exists():
             raise SnapshotMismatch(f"The capture {folder.name} is incomplete: {name} is missing.")
@@ -245,3 +251,4 @@ def verify(folder: Path, expected: Manifest) -> None:
             whole = False
         if not whole:
             raise SnapshotMismatch(f"The part {name} of the capture {folder.name} is missing or damaged.")
+    return found

@@ -40,6 +40,7 @@ class FirecrackerDriver:
     """
 
     name = "firecracker"
+    disk_format = "raw"
     isolation = "hardware"
 
     def __init__(
@@ -164,6 +165,10 @@ class FirecrackerDriver:
         sparse = await vm.save_changes(folder)
         await asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk, whole=not sparse)
         return functools.partial(captures.seal, folder, self._manifest(vm.spec.shape, vm.spec.network))
+
+    def conditions(self, shape: Shape, *, network: bool = True) -> Manifest:
+        """See `seam.Driver.conditions`."""
+        return self._manifest(shape, network)
 
     def verify(self, folder: Path, spec: VmSpec) -> None:
         """See `seam.Driver.verify`."""

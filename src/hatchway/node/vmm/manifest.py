@@ -109,7 +109,7 @@ def verify(baked: Baked, expected: Manifest) -> None:
 
 def verify_conditions(path: Path, name: str, expected: Manifest) -> Manifest:
     """Reads a manifest and compares it with what holds here. Raises `SnapshotMismatch`, `OSError`."""
-    found = _read(path, name)
+    found = read(path, name)
     wanted = expected.conditions()
     for condition, value in found.conditions().items():
         if value != wanted[condition]:
@@ -121,7 +121,7 @@ def verify_conditions(path: Path, name: str, expected: Manifest) -> Manifest:
 
 def verify_state(path: Path, state: Path, name: str) -> None:
     """Compares the devices' state with its manifest at `path`. Raises `SnapshotMismatch`, `OSError`."""
-    found = _read(path, name)
+    found = read(path, name)
     try:
         whole = digest_of(state) == (found.state_sha256, found.state_size)
     except FileNotFoundError:
@@ -144,7 +144,8 @@ def digest_of_open(fd: int) -> tuple[str, int]:
     return _sha256(fd), os.fstat(fd).st_size
 
 
-def _read(path: Path, name: str) -> Manifest:
+def read(path: Path, name: str) -> Manifest:
+    """Reads a manifest. Raises `SnapshotMismatch`, `OSError`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:

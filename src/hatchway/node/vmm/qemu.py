@@ -45,6 +45,7 @@ class QemuDriver:
     """See `seam.Driver`. Made with `create`."""
 
     name = "qemu"
+    disk_format = "qcow2"
 
     def __init__(
         self,
@@ -212,6 +213,10 @@ class QemuDriver:
             os.close(state)
         await asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk)
         return functools.partial(captures.seal, folder, self._manifest(vm.spec.shape, vm.spec.network))
+
+    def conditions(self, shape: Shape, *, network: bool = True) -> Manifest:
+        """See `seam.Driver.conditions`."""
+        return self._manifest(shape, network)
 
     def verify(self, folder: Path, spec: VmSpec) -> None:
         """See `seam.Driver.verify`."""

@@ -11,9 +11,12 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hatchway.domain.shapes import Shape
+
+if TYPE_CHECKING:
+    from hatchway.node.vmm.manifest import Manifest
 
 
 class VmmError(Exception):
@@ -218,6 +221,8 @@ class Driver(Protocol):
     isolation: str
     build: str
     """Digest of the VMM's binary and libraries: part of the key of every baked snapshot."""
+    disk_format: str
+    """`qcow2`: layers over the template's empty file system; or `raw`, all of it in one file."""
 
     async def start(self, spec: VmSpec, *, bakeable: bool = False) -> Vm:
         """Cold boot on the upper disk of the folder (made if it is not there), returns once the VMM runs its machine.
@@ -245,6 +250,9 @@ class Driver(Protocol):
         The VM may go on when this returns; the capture is one when what is returned was called, in a thread. Without `disk` the sandbox's
         own disk must stay as it is. Raises `VmmError` when the VM is not paused; the source can be resumed in any case.
         """
+
+    def conditions(self, shape: Shape, *, network: bool = True) -> "Manifest":
+        """What has to hold of a capture's memory so that it can be loaded here, for this shape."""
 
     def verify(self, folder: Path, spec: VmSpec) -> None:
         """Checks that a capture is whole and could be revived here. Blocks: reads all of it. Raises `SnapshotMismatch`, `OSError`."""

@@ -1,0 +1,243 @@
+"""Imports: what was uploaded becomes a sandbox of this node, or leaves nothing.
+
+It is made in a folder beside the sandboxes, and is one of them in the moment in which that is renamed.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from hatchway.domain.errors import Conflict, HatchwayError, NotFound
+from hatchway.domain.ids import is_id
+from hatchway.domain.lifecycle import SnapshotKind, State
+from hatchway.node import record as records
+from hatchway.node.artifacts import archive, packing
+from hatchway.node.artifacts.archive import Archive
+from hatchway.node.artifacts.refusals import invalid
+from hatchway.node.artifacts.spool import Spool
+from hatchway.node.capacity import Holding
+from hatchway.node.context import Context
+from hatchway.node.faults import explained
+from hatchway.node.sandbox import SUSPENDED, Sandbox, new_record
+from hatchway.node.sandboxes import Sandboxes
+from hatchway.node.sessions.seam import Standing
+from hatchway.node.vmm import captures
+from hatchway.node.vmm import disk as disks
+from hatchway.wire.node import Configure, ImportRequest, Observed, UploadDescription
+from hatchway.wire.small_files import sync_folder
+
+IMPORTS = ".imports"
+"""Below the sandboxes' folder: what is being made of uploads."""
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Imports:
+    """Takes uploads in."""
+
+    def __init__(self, context: Context, sandboxes: Sandboxes, uploads: Spool) -> None:
+        self._context = context
+        self._sandboxes = sandboxes
+        self.uploads = uploads
+        self._trusted: Mapping[str, Ed25519PublicKey] = {}
+        self._running: dict[str, asyncio.Task[Observed]] = {}
+
+    def configure(self, message: Configure) -> None:
+        """Takes over the keys whose archives are trusted."""
+        self._trusted = {key.key_id: Ed25519PublicKey.from_public_bytes(key.public) for key in message.archive_keys}
+
+    def clear(self) -> None:
+        """Removes what was not finished; called once at the start, before any sandbox is looked for."""
+        shutil.rmtree(self._context.root / IMPORTS, ignore_errors=True)
+
+    async def describe(self, upload_id: str, project: str) -> UploadDescription:
+        """What an upload says of itself. Raises `NotFound("unknown_upload")` and what is wrong with its head."""
+        path = self._path(upload_id, project)
+        return await asyncio.to_thread(self._describe, path)
+
+    async def take_in(self, request: ImportRequest) -> Observed:
+        """Makes the sandbox; asked again it answers as before. Raises `HatchwayError`, and nothing is left then."""
+        known = self._known(request)
+        if known is not None:
+            return known.observed()
+        task = self._running.get(request.sandbox_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._take_in(request), name=f"import {request.sandbox_id}")
+            self._running[request.sandbox_id] = task
+            task.add_done_callback(lambda done: self._forget(request.sandbox_id, done))
+        return await asyncio.shield(task)
+
+    async def abandon(self, sandbox_id: str) -> None:
+        """Ends an import that a deletion has overtaken; nothing is left of it."""
+        task = self._running.get(sandbox_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _forget(self, sandbox_id: str, task: asyncio.Task[Observed]) -> None:
+        self._running.pop(sandbox_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("%s: it was not imported: %s", sandbox_id, error)
+
+    def _known(self, request: ImportRequest) -> Sandbox | None:
+        try:
+            return self._sandboxes.get(request.sandbox_id, request.generation)
+        except NotFound:
+            return None
+
+    async def _take_in(self, request: ImportRequest) -> Observed:
+        if not is_id(request.sandbox_id):
+            raise NotFound("unknown_sandbox", "This is no id of a sandbox.", "Ids have 20 characters of [a-z0-9].")
+        path = self._path(request.upload_id, request.project)
+        work = self._context.root / IMPORTS / request.sandbox_id
+        events, holdings = self._context.events, self._sandboxes.holdings()
+        try:
+            standing = await self._in_thread(
+                lambda stop: self._build(path, work, request, holdings, stop),
+                lambda done: events.progress(request.sandbox_id, "unpacking", done),
+            )
+            await self._context.sessions.branch(request.sandbox_id, request.project, standing)
+            # From here on it is a sandbox: no await until it is known as one.
+            folder = self._context.root / request.sandbox_id
+            record = records.read(work)
+            os.rename(work, folder)
+            sync_folder(self._context.root)
+        except BaseException as error:
+            await self._context.sessions.sandbox_deleted(request.sandbox_id)
+            await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
+            if isinstance(error, Exception):
+                raise explained(error) from error
+            raise
+        sandbox = self._sandboxes.adopt_imported(folder, record)
+        await asyncio.to_thread(self.uploads.remove, request.upload_id)
+        return sandbox.observed()
+
+    async def _in_thread(self, work: Callable[[packing.Progress], T], tell: Callable[[float], None]) -> T:
+        """Has `work` done in a thread, which ends with us: it is given what ends it, and tells how far it is."""
+        given_up, loop = threading.Event(), asyncio.get_running_loop()
+
+        def progress(done: float) -> None:
+            if given_up.is_set():
+                raise _GivenUp
+            loop.call_soon_threadsafe(tell, done)
+
+        task = loop.run_in_executor(None, work, progress)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            given_up.set()
+            await asyncio.wait([task])
+            task.exception()
+            raise
+
+    def _build(
+        self, path: Path, work: Path, request: ImportRequest, holdings: list[Holding], stop: packing.Progress
+    ) -> tuple[Standing, ...]:
+        context = self._context
+        shutil.rmtree(work, ignore_errors=True)
+        with self._opened(path) as found:
+            manifest = found.manifest
+            found.verify()
+            stop(0.0)
+            memory = request.memory and manifest.kind == SnapshotKind.FULL
+            shape = manifest.shape
+            if (request.template_digest, request.shape) != (manifest.template.digest, shape):
+                raise Conflict("archive_changed", "Another archive was uploaded meanwhile.", "Import it again.")
+            context.capacity.check_import(shape, memory, context.driver.overhead_mib(shape), holdings)
+            if memory and (problem := self._memory_problem(found)):
+                raise not_here(problem)
+            work.mkdir(parents=True, mode=0o700)
+            release = packing.template_of(found, context.images, work / ".template")
+            raw = context.driver.disk_format == "raw"
+            lowest = release.part("upper") if raw else disks.own(release.part("upper"), context.root.parent / "disks")
+            share = 0.5 if memory else 1.0
+            packing.unpack_disk(found, work, lowest, raw=raw, progress=lambda done: stop(share * done))
+            standing: tuple[Standing, ...] = ()
+            if memory:
+                packing.unpack_memory(found, work / SUSPENDED, lambda done: stop(share + (1 - share) * done))
+                standing = _standing(packing.sessions_of(found))
+        record = new_record(request, context.host_boot_id)
+        record.state = str(State.SUSPENDED if memory else State.STOPPED)
+        record.isolation = context.driver.isolation
+        record.boot_id = manifest.boot_id
+        record.stored_bytes = captures.size_of(work / SUSPENDED)[0] if memory else None
+        records.write(work, record)
+        return standing
+
+    def _describe(self, path: Path) -> UploadDescription:
+        with self._opened(path) as found:
+            manifest = found.manifest
+            name, metadata = manifest.labels.get("name"), manifest.labels.get("metadata")
+            return UploadDescription(
+                kind=manifest.kind,
+                source=manifest.source,
+                template=f"{manifest.template.name}:{manifest.template.tag}",
+                template_digest=manifest.template.digest,
+                shape=manifest.shape,
+                hostname=manifest.hostname,
+                env=manifest.env,
+                name=name if isinstance(name, str) else None,
+                metadata={str(key): str(value) for key, value in metadata.items()}
+                if isinstance(metadata, dict)
+                else {},
+                size_bytes=path.stat().st_size,
+                memory_problem=self._memory_problem(found),
+            )
+
+    def _memory_problem(self, found: Archive) -> str:
+        """Why the memory cannot be loaded here; empty where it can, or there is none."""
+        told = found.manifest.conditions
+        if told is None:
+            return ""
+        wanted = self._context.driver.conditions(found.manifest.shape, network=self._context.network).conditions()
+        for condition, value in told.conditions().items():
+            if value != wanted[condition]:
+                return f"It was made for another {condition}: {value}, and here it is {wanted[condition]}."
+        return ""
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[Archive]:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            yield archive.read(fd, self._trusted)
+        finally:
+            os.close(fd)
+
+    def _path(self, upload_id: str, project: str) -> Path:
+        path, entry = self.uploads.get(upload_id, "upload")
+        if entry.project != project:
+            raise NotFound("unknown_upload", "There is no such upload here.", "It may be over: upload again.")
+        return path
+
+
+class _GivenUp(Exception):
+    """Nobody waits for it any more."""
+
+
+def not_here(problem: str) -> HatchwayError:
+    """The error of an archive whose memory cannot be loaded here."""
+    return Conflict(
+        "memory_lost",
+        f"The archive's memory cannot be loaded here. {problem}",
+        "Its disk can be taken in without it: import with `memory` false.",
+    )
+
+
+def _standing(octets: bytes) -> tuple[Standing, ...]:
+    if not octets:
+        return ()
+    try:
+        return msgspec.json.decode(octets, type=tuple[Standing, ...])
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise invalid(f"its sessions are malformed: {error}") from error
