@@ -103,7 +103,7 @@ enum field_tag {
 };
 
 enum spawn_flag { SPAWN_STDIN = 1, SPAWN_PTY = 2, SPAWN_MERGE = 4, SPAWN_BUILTIN = 8 };
-enum setup_flag { SETUP_REPLACE_ENV = 1 };
+enum setup_flag { SETUP_REPLACE_ENV = 1, SETUP_RENEW_KEYS = 2 };
 enum shutdown_flag { SHUTDOWN_REBOOT = 1 };
 enum signal_scope { SCOPE_TREE = 0, SCOPE_LEADER = 1 };
 enum proc_state { STATE_STARTING = 0, STATE_RUNNING = 1, STATE_EXITED = 2, STATE_CLOSED = 3 };
@@ -133,6 +133,7 @@ enum {
     MAX_MESSAGE = 512,
     MAX_PATH = 4096,
     MAX_HOSTNAME = 64,
+    BOOT_ID_LENGTH = 36,
     MAX_ENTROPY = 512,
     MAX_FREEZE_MS = 60000,
     MAX_GROUPS = 64,

@@ -18,6 +18,7 @@
 #include "abi.h"
 #include "agent.h"
 #include "channel.h"
+#include "helper.h"
 #include "init.h"
 #include "loop.h"
 #include "proto.h"
@@ -57,7 +58,8 @@ const char *const *setup_environment(void) { return environment; }
 enum { IDENTITY_PAGE = 4096 };
 
 struct identity_file {
-    const char *name; /* below /etc */
+    const char *name; /* of the file in the memory */
+    const char *path; /* what it lies over, in the sandbox */
     int fd;           /* what the processes see, or -1 */
     int disk_fd;      /* what lies under it, on the disk, or -1 */
     char *page;       /* its first page, mapped, or NULL */
@@ -65,9 +67,12 @@ struct identity_file {
     size_t length;
 };
 
-static struct identity_file hostname_file = {.name = "hostname", .fd = -1, .disk_fd = -1};
-static struct identity_file hosts_file = {.name = "hosts", .fd = -1, .disk_fd = -1};
-static struct identity_file machine_id_file = {.name = "machine-id", .fd = -1, .disk_fd = -1};
+static struct identity_file hostname_file = {.name = "hostname", .path = "/etc/hostname", .fd = -1, .disk_fd = -1};
+static struct identity_file hosts_file = {.name = "hosts", .path = "/etc/hosts", .fd = -1, .disk_fd = -1};
+static struct identity_file machine_id_file = {.name = "machine-id", .path = "/etc/machine-id", .fd = -1, .disk_fd = -1};
+/* What the kernel says is the same in everything that is restored from one snapshot. */
+static struct identity_file boot_id_file = {
+    .name = "boot_id", .path = "/proc/sys/kernel/random/boot_id", .fd = -1, .disk_fd = -1};
 
 static sigjmp_buf no_page;
 static char *volatile touched; /* the page that no_page is about, or NULL */
@@ -159,10 +164,10 @@ static void lay_out(struct identity_file *file)
     static char text[MAX_HOSTS_FILE];
     char path[64], target[64];
     struct stat st;
-    snprintf(path, sizeof path, "/etc/%s", file->name);
-    int disk_fd = open_in_root(path, O_RDWR | O_CREAT | O_NONBLOCK, 0644);
+    bool on_disk = file != &boot_id_file;
+    int disk_fd = on_disk ? open_in_root(file->path, O_RDWR | O_CREAT | O_NONBLOCK, 0644) : open_in_root(file->path, O_RDONLY, 0);
     if (disk_fd < 0 || fstat(disk_fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        say("%s: %s", path, disk_fd < 0 ? strerror(-disk_fd) : "not a file");
+        say("%s: %s", file->path, disk_fd < 0 ? strerror(-disk_fd) : "not a file");
         if (disk_fd >= 0)
             close(disk_fd);
         return;
@@ -172,14 +177,17 @@ static void lay_out(struct identity_file *file)
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     size_t length = get_file(disk_fd, text, sizeof text);
     if (fd < 0 || write_whole(fd, text, length) != 0 || mount(path, target, NULL, MS_BIND, NULL) != 0) {
-        say("/etc/%s: %s", file->name, strerror(errno));
+        say("%s: %s", file->path, strerror(errno));
         close(disk_fd);
         if (fd >= 0)
             close(fd);
         return;
     }
     file->fd = fd;
-    file->disk_fd = disk_fd;
+    if (on_disk)
+        file->disk_fd = disk_fd;
+    else
+        close(disk_fd);
     void *page = mmap(NULL, IDENTITY_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     file->page = page == MAP_FAILED ? NULL : page;
 }
@@ -193,6 +201,7 @@ void setup_lay_out(void)
     lay_out(&hostname_file);
     lay_out(&hosts_file);
     lay_out(&machine_id_file);
+    lay_out(&boot_id_file);
 }
 
 void setup_keep(void)
@@ -204,7 +213,7 @@ void setup_keep(void)
         if (files[i]->disk_fd < 0)
             continue;
         if (length > 0 && length < sizeof text && write_whole(files[i]->disk_fd, text, length) != 0)
-            say("/etc/%s could not be kept: %s", files[i]->name, strerror(errno));
+            say("%s could not be kept: %s", files[i]->path, strerror(errno));
         close(files[i]->disk_fd); /* open for writing, it would keep the disk from being made read-only */
         files[i]->disk_fd = -1;
     }
@@ -273,6 +282,14 @@ static int put_machine_id(const char *id)
     return put_file(&machine_id_file, line, sizeof line);
 }
 
+static int put_boot_id(const char *id)
+{
+    char line[BOOT_ID_LENGTH + 1];
+    memcpy(line, id, BOOT_ID_LENGTH);
+    line[BOOT_ID_LENGTH] = '\n';
+    return put_file(&boot_id_file, line, sizeof line);
+}
+
 static bool valid_hostname(const char *name);
 static bool valid_machine_id(const char *id);
 
@@ -304,6 +321,9 @@ void setup_first(void)
     int error = put_machine_id(id);
     if (error == 0)
         error = put_hostname(hostname);
+    get_line(boot_id_file.fd, id, sizeof id);
+    if (error == 0 && strlen(id) == BOOT_ID_LENGTH)
+        error = put_boot_id(id); /* the page is there from now on */
     if (error)
         say("identity files: %s", strerror(error));
 }
@@ -324,6 +344,15 @@ static bool valid_hostname(const char *name)
 static bool valid_machine_id(const char *id)
 {
     return strlen(id) == 32 && strspn(id, "0123456789abcdef") == 32;
+}
+
+static bool valid_boot_id(const char *id)
+{
+    static const char form[] = "00000000-0000-0000-0000-000000000000";
+    for (size_t i = 0; i < BOOT_ID_LENGTH; i++)
+        if (form[i] == '-' ? id[i] != '-' : !id[i] || !strchr("0123456789abcdef", id[i]))
+            return false;
+    return id[BOOT_ID_LENGTH] == 0;
 }
 
 static int add_entropy(const uint8_t *data, size_t length)
@@ -397,13 +426,57 @@ static int set_environment(const uint8_t *payload, size_t length, bool replace)
     return 0;
 }
 
+/* ---- host keys ---- */
+
+enum { KEYS_WITHIN_S = 10 };
+static uint32_t keys_request;
+static bool keys_under_way;
+
+/* Whether the sandbox has keys of a host: only then is there anything to renew. */
+static bool has_host_keys(void)
+{
+    static const char *const names[] = {"rsa", "ecdsa", "ed25519", "dsa"};
+    char path[64];
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        snprintf(path, sizeof path, "/etc/ssh/ssh_host_%s_key", names[i]);
+        int fd = open_in_root(path, O_PATH | O_NOFOLLOW, 0);
+        if (fd >= 0) {
+            close(fd);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* In a child: removes the keys and has new ones made by the sandbox's own program. */
+static int work_keys(int mount_ns)
+{
+    static char shell[] = "sh", option[] = "-c",
+                script[] = "rm -f /etc/ssh/ssh_host_*_key /etc/ssh/ssh_host_*_key.pub && exec ssh-keygen -A >/dev/null 2>&1 </dev/null",
+                path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    char *const argv[] = {shell, option, script, NULL}, *const envp[] = {path, NULL};
+    alarm(KEYS_WITHIN_S);
+    if (syscall(SYS_setns, mount_ns, HW_CLONE_NEWNS) != 0)
+        return errno;
+    close(mount_ns);
+    execve("/bin/sh", argv, envp);
+    return errno;
+}
+
+static void done_keys(unsigned context, int error)
+{
+    (void)context;
+    keys_under_way = false;
+    respond(keys_request, error ? EIO : 0, "the host keys of ssh could not be made anew (ssh-keygen -A: %d)", error);
+}
+
 void setup_request(uint32_t request, const uint8_t *payload, size_t length)
 {
     struct field_reader reader = fields_of(payload, length);
     struct field field, entropy = {0};
     uint64_t time_ns = 0;
     uint32_t flags = 0;
-    char hostname[MAX_HOSTNAME + 1] = "", machine_id[33] = "";
+    char hostname[MAX_HOSTNAME + 1] = "", machine_id[33] = "", boot_id[BOOT_ID_LENGTH + 1] = "";
     bool env = false, fine = true;
     while (field_next(&reader, &field)) {
         switch (field.tag) {
@@ -412,6 +485,7 @@ void setup_request(uint32_t request, const uint8_t *payload, size_t length)
         case F_ENTROPY: fine &= field.length <= MAX_ENTROPY; entropy = field; break;
         case F_HOSTNAME: fine &= field_text(&field, hostname, sizeof hostname) && valid_hostname(hostname); break;
         case F_MACHINE_ID: fine &= field_text(&field, machine_id, sizeof machine_id) && valid_machine_id(machine_id); break;
+        case F_BOOT_ID: fine &= field_text(&field, boot_id, sizeof boot_id) && valid_boot_id(boot_id); break;
         case F_ENV:
             fine &= field.length > 0 && !memchr(field.value, 0, field.length) && memchr(field.value, '=', field.length);
             env = true;
@@ -441,6 +515,18 @@ void setup_request(uint32_t request, const uint8_t *payload, size_t length)
             error = put_hostname(hostname);
         if (!error && machine_id[0] && (what = "machine-id", 1))
             error = put_machine_id(machine_id);
+        if (!error && boot_id[0] && (what = "boot id", 1))
+            error = put_boot_id(boot_id);
+        if (!error && flags & SETUP_RENEW_KEYS && !keys_under_way && has_host_keys()) {
+            what = "host keys";
+            int started = helper_run(work_keys, agent.mount_ns_fd, done_keys, 0);
+            if (started == 0) {
+                keys_under_way = true;
+                keys_request = request;
+                return; /* answered when they are there */
+            }
+            error = -started;
+        }
     }
     respond(request, error, "setting the %s: %s", what, strerror(error));
 }

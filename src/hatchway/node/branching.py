@@ -17,7 +17,7 @@ from hatchway.domain.lifecycle import Cause, State, Verb
 from hatchway.node import suspension
 from hatchway.node.faults import explained
 from hatchway.node.guest.seam import GuestError, LinkLost
-from hatchway.node.sandbox import RESTORE_WITHIN_S, SUSPENDED, Greeting, Phases, Sandbox
+from hatchway.node.sandbox import RESTORE_WITHIN_S, SUSPENDED, Greeting, Phases, Sandbox, new_boot_id
 from hatchway.node.sessions.seam import Standing
 from hatchway.node.vmm import captures
 from hatchway.node.vmm.seam import SnapshotMismatch, Vm, VmmError
@@ -119,7 +119,8 @@ async def revive(
     `shared`: more of them come from the same capture. `grow_from` as with `Sandbox.bring_up`. Raises as `Sandbox.create`.
     """
     phases = Phases()
-    greeting = Greeting(sandbox.setup(), fresh=True, within=RESTORE_WITHIN_S)
+    boot_id = new_boot_id()
+    greeting = Greeting(sandbox.setup(boot_id), fresh=True, within=RESTORE_WITHIN_S)
     try:
         async with sandbox.context.starts.turn():
             sandbox.save_in_hand("creating", durable=False)
@@ -128,7 +129,7 @@ async def revive(
             phases.done("load")
             await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing)
             await vm.resume()
-            await sandbox.bring_up(vm, phases, greeting, grow_from=grow_from, thaw=True)
+            await sandbox.bring_up(vm, phases, greeting, grow_from=grow_from, thaw=True, boot_id=boot_id)
     except BaseException as error:
         await greeting.give_up()
         cause = await sandbox.cause_of(error)

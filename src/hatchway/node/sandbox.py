@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
@@ -87,6 +88,11 @@ class Phases:
         metrics.PHASES.labels(name).observe(now - self._last)
         self.ms[name] = round((now - self._last) * 1e3, 2)
         self._last = now
+
+
+def new_boot_id() -> str:
+    """What a sandbox that came from another machine's memory shows as the id of its boot."""
+    return str(uuid.uuid4())
 
 
 def new_record(spec: SandboxSpec, host_boot_id: str) -> Record:
@@ -450,7 +456,8 @@ class Sandbox:
         if baked is None:
             await self._boot_cold(phases)
             return
-        greeting = Greeting(self.setup(), fresh=True, within=RESTORE_WITHIN_S)
+        boot_id = new_boot_id()
+        greeting = Greeting(self.setup(boot_id), fresh=True, within=RESTORE_WITHIN_S)
         try:
             vm = await self.context.driver.restore(baked, self.vm_spec(), greeting.begin)
         except SnapshotMismatch as error:
@@ -466,7 +473,7 @@ class Sandbox:
             raise
         self.take(vm)
         phases.done("restore")
-        await self.bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib)
+        await self.bring_up(vm, phases, greeting, grow_from=baked.shape.disk_mib, boot_id=boot_id)
 
     async def _boot_cold(self, phases: Phases) -> None:
         vm = await self.context.driver.start(self.vm_spec())
@@ -505,11 +512,13 @@ class Sandbox:
         *,
         grow_from: int | None = None,
         thaw: bool = False,
+        boot_id: str | None = None,
     ) -> None:
         """From a machine that runs to a sandbox that is ready; only then the record says `running`.
 
         `grow_from` is the size in MiB of the file system that the guest began with, 0 where it is not known, None where it fits.
-        With `thaw` the guest's file system may be frozen, and is let go on once the record is written.
+        With `thaw` the guest's file system may be frozen, and is let go on once the record is written. `boot_id` is what the guest was given
+        in place of its kernel's.
         """
         record = self.record
         if greeting is None:
@@ -526,7 +535,7 @@ class Sandbox:
                 await link.resize_disk()
             phases.done("disk")
         await link.setup(time_ns=time.time_ns())
-        record.boot_id = link.hello.boot_id
+        record.boot_id = boot_id or link.hello.boot_id
         record.isolation = self.context.driver.isolation
         record.cause, record.reason = None, ""
         self.check_alive(vm)  # the watcher left it to us; no await between here and the record
@@ -669,8 +678,11 @@ class Sandbox:
                 state=str(state),
             )
 
-    def setup(self) -> Setup:
-        """What the guest is given before the sandbox is reported as running."""
+    def setup(self, boot_id: str | None = None) -> Setup:
+        """What the guest is given before the sandbox is reported as running.
+
+        `boot_id` is for one that came from another's memory: its own in place of the kernel's, and host keys of its own.
+        """
         record = self.record
         return Setup(
             entropy=os.urandom(256),
@@ -678,6 +690,8 @@ class Sandbox:
             machine_id=record.machine_id,
             env=record.env,
             time_ns=time.time_ns(),
+            boot_id=boot_id,
+            renew_keys=boot_id is not None,
         )
 
     def _release(self) -> Release:

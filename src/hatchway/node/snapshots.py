@@ -25,7 +25,7 @@ from hatchway.domain.ids import is_id
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
 from hatchway.node import branching, suspension
 from hatchway.node.guest.seam import GuestError, LinkLost
-from hatchway.node.sandbox import RESTORE_WITHIN_S, Greeting, Phases, Sandbox
+from hatchway.node.sandbox import RESTORE_WITHIN_S, Greeting, Phases, Sandbox, new_boot_id
 from hatchway.node.sessions.seam import Standing
 from hatchway.node.vmm import captures, manifest
 from hatchway.node.vmm import disk as disks
@@ -206,14 +206,15 @@ async def _rollback(sandbox: Sandbox, snapshots: Snapshots, snapshot: Snapshot) 
 
 
 async def _revive(sandbox: Sandbox, folder: Path, standing: Sequence[Standing], phases: Phases) -> None:
-    greeting = Greeting(sandbox.setup(), fresh=True, within=RESTORE_WITHIN_S)
+    boot_id = new_boot_id()
+    greeting = Greeting(sandbox.setup(boot_id), fresh=True, within=RESTORE_WITHIN_S)
     try:
         vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin, shared=True)
         sandbox.take(vm)
         phases.done("load")
         await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing)
         await vm.resume()
-        await sandbox.bring_up(vm, phases, greeting, thaw=True)
+        await sandbox.bring_up(vm, phases, greeting, thaw=True, boot_id=boot_id)
     except BaseException as error:
         # Its disk is the snapshot's: it can be started from there, or rolled back again.
         await greeting.give_up()

@@ -164,7 +164,7 @@ async def _bring_back(sandbox: Sandbox, folder: Path, greeting: Greeting, phases
     sandbox.take(vm)
     phases.done("load")
     await vm.resume()
-    await sandbox.bring_up(vm, phases, greeting, thaw=True)
+    await sandbox.bring_up(vm, phases, greeting, thaw=True, boot_id=sandbox.record.boot_id)
 
 
 async def _give_up(sandbox: Sandbox, greeting: Greeting, folder: Path, error: BaseException) -> None:

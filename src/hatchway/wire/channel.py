@@ -152,9 +152,14 @@ def setup_fields(
     entropy: bytes = b"",
     hostname: str | None = None,
     machine_id: str | None = None,
+    boot_id: str | None = None,
+    renew_keys: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> list[tuple[Tag, int | str | bytes]]:
-    """Returns the fields of a SETUP; `env` (also when empty) replaces the sandbox's environment, None leaves it."""
+    """Returns the fields of a SETUP; `env` (also when empty) replaces the sandbox's environment, None leaves it.
+
+    `renew_keys`: the host keys of ssh, where there are any, are made anew before the answer.
+    """
     fields: list[tuple[Tag, int | str | bytes]] = []
     if time_ns is not None:
         fields.append((Tag.TIME_NS, time_ns))
@@ -164,8 +169,12 @@ def setup_fields(
         fields.append((Tag.HOSTNAME, hostname))
     if machine_id is not None:
         fields.append((Tag.MACHINE_ID, machine_id))
+    if boot_id is not None:
+        fields.append((Tag.BOOT_ID, boot_id))
+    flags = (1 if env is not None else 0) | (2 if renew_keys else 0)
+    if flags:
+        fields.append((Tag.FLAGS, flags))
     if env is not None:
-        fields.append((Tag.FLAGS, 1))
         fields.extend((Tag.ENV, variable) for variable in _environment(env))
     return fields
 

@@ -305,6 +305,8 @@ class Link:
                 entropy=setup.entropy,
                 hostname=setup.hostname,
                 machine_id=setup.machine_id,
+                boot_id=setup.boot_id,
+                renew_keys=setup.renew_keys,
                 env=setup.env,
             )
             return channel.encode_request(FrameType.SETUP, number, fields)

@@ -126,6 +126,10 @@ class Setup:
     hostname: str | None = None
     machine_id: str | None = None
     env: Mapping[str, str] | None = None
+    boot_id: str | None = None
+    """What programs in the guest see as the boot's id, where the kernel's is that of a snapshot."""
+    renew_keys: bool = False
+    """The host keys of ssh, where there are any, are made anew before the answer."""
 
 
 @dataclass(frozen=True, slots=True)
