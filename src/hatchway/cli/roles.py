@@ -1,4 +1,4 @@
-"""Commands that run the service itself: `up`, `down`, `doctor`. With `keys`, the only module here that reaches the supervisor."""
+"""Commands that run the service itself: `up`, `down`, `doctor`, `bench`. With `keys` and `journal`, the only ones that reach the supervisor."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +138,7 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[floor|create|exec|idle|stream|files|density|concurrency|hostile|neighbour|fair]...",
+            metavar="[floor|create|exec|idle|stream|files|density|lifecycle|fork|concurrency|hostile|neighbour|fair]...",
             help="Default: all.",
         ),
     ] = None,
