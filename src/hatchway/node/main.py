@@ -125,7 +125,7 @@ async def _run(
     kept = Limits(kept_per_sandbox=config.limits.kept_output_mib << 20)
     sessions = Sessions(config.folder / "sessions", on_status=events.session, limits=kept)
     sessions.load()
-    baker = Baker(images, driver, launcher, config.folder / "baked", network=network)
+    baker = Baker(driver, launcher, config.folder / "baked", network=network)
     context = Context(
         root=root,
         host_boot_id=_host_boot_id(),
