@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import only_sqlite as database_url
 from tests.support.control_service import WITHIN, Service
 
-__all__ = ["folder", "node", "service"]
+__all__ = ["database_url", "folder", "node", "service"]
 
 
 async def ls(service: Service, *arguments: str) -> set[str]:

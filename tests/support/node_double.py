@@ -71,6 +71,11 @@ class NodeDouble:
         self._listeners.clear()
         await self._server.wait_closed()
 
+    async def followed(self) -> None:
+        """Returns when a control process listens to what happens here."""
+        while not self._listeners:
+            await asyncio.sleep(0.01)
+
     # -- what happens unasked
 
     def happen(self, sandbox_id: str, state: State, cause: str | None, reason: str) -> None:

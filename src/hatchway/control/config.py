@@ -50,6 +50,11 @@ class ControlConfig:
     metrics: MetricsAccess = field(default_factory=MetricsAccess)
     """Who may read /metrics."""
     more_nodes: tuple[NodeAddress, ...] = ()
+    database_url: str | None = None
+    """A PostgreSQL database, which other control processes may share; None: a file in the folder."""
+    database_password: str | None = field(default=None, repr=False)
+    lease_s: float = 5.0
+    """After so many seconds without a sign of life others take up what this process was doing."""
     production: bool = False
     """Make no key for development, and start with none."""
     host: str = "127.0.0.1"
@@ -71,9 +76,9 @@ class ControlConfig:
     """How long a deleted sandbox can still be seen."""
 
     @property
-    def database(self) -> Path:
-        """The database file."""
-        return self.folder / "hatchway.db"
+    def database(self) -> str:
+        """Where the database is, as `Database.open` takes it."""
+        return self.database_url or str(self.folder / "hatchway.db")
 
     @property
     def development_key(self) -> Path:

@@ -102,7 +102,7 @@ async def ensure_development_key(database: Database, path: Path) -> str:
         row = await database.read(keys.find_by_secret, secret)
         if row is not None and row.revoked_at is None:
             return secret
-    secret = await database.write(_new_development_key)
+    secret = await database.write(_new_development_key, alone=not database.shared)
     replace_file(path, f"{secret}\n".encode())
     return secret
 
@@ -117,11 +117,11 @@ async def no_development_keys(database: Database) -> None:
         )
 
 
-def _new_development_key(connection: Connection) -> str:
-    """The file of an earlier one was lost: nobody can use that one any more."""
+def _new_development_key(connection: Connection, *, alone: bool) -> str:
+    """Where this process is `alone`, the file of an earlier one was lost: nobody can use that one any more."""
     keys.ensure_project(connection, keys.DEFAULT_PROJECT)
     for row in keys.list_all(connection, keys.DEFAULT_PROJECT):
-        if row.development:
+        if row.development and alone:
             keys.revoke(connection, keys.DEFAULT_PROJECT, row.id)
     _, secret = keys.create(
         connection, project=keys.DEFAULT_PROJECT, name=DEVELOPMENT_NAME, scopes=keys.SCOPES, development=True

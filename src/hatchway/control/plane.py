@@ -9,19 +9,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hatchway.control import metrics
 from hatchway.control.auth import Authenticator
+from hatchway.control.claims import Claims
 from hatchway.control.config import ControlConfig
 from hatchway.control.engine import Engine
+from hatchway.control.follower import Follower
 from hatchway.control.nodes import NodeLink, Nodes
 from hatchway.control.reconciler import Reconciler
 from hatchway.control.views import Condition
 from hatchway.domain.ids import new_id
 from hatchway.storage import keys, settings
 from hatchway.storage.database import Connection, Database
-from hatchway.storage.rows import SandboxRow
+from hatchway.storage.rows import EventRow, SandboxRow
 from hatchway.wire.node import Configure, TokenKey
 from hatchway.wire.tokens import Signer
 
 TOKEN_KEY = "token_key"
+_ENDS = ("operation.succeeded", "operation.failed", "operation.cancelled")
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ class Plane:
     nodes: Nodes
     engine: Engine
     reconciler: Reconciler
+    claims: Claims
+    follower: Follower
     signer: Signer
     requests: int = 0
     """How many requests are in hand, event streams among them."""
@@ -49,6 +54,8 @@ class Plane:
         self.ending.set()
         await self.reconciler.close()
         await self.engine.close()
+        await self.follower.close()
+        await self.claims.close()
         await self.nodes.close()
         await self.auth.flush()
         await self.database.close()
@@ -84,7 +91,13 @@ class Plane:
 
 async def open_plane(config: ControlConfig) -> Plane:
     """Opens the database, takes up unfinished operations, begins to connect to the nodes. Raises what `Database.open` raises."""
-    database = await Database.open(str(config.database), ballast=config.ballast_mib << 20)
+    controller = new_id()
+    database = await Database.open(
+        config.database,
+        password=config.database_password,
+        controller=controller,
+        ballast=config.ballast_mib << 20,
+    )
     database.on_transaction = metrics.transaction
     try:
         signer, public = await database.write(_signer)
@@ -94,23 +107,54 @@ async def open_plane(config: ControlConfig) -> Plane:
 
         auth = Authenticator(database)
         nodes = Nodes(config.nodes, configure)
-        engine = Engine(database, nodes, concurrency=config.max_concurrent_operations, bound_s=config.operation_bound_s)
+        claims = Claims(database, controller, lease_s=config.lease_s, bound_s=config.operation_bound_s)
+        follower = Follower(database)
+        engine = Engine(
+            database, nodes, claims, concurrency=config.max_concurrent_operations, bound_s=config.operation_bound_s
+        )
         reconciler = Reconciler(
             database,
             nodes,
             engine,
             auth,
+            claims,
             every_s=config.reconcile_every_s,
             deleted_kept_s=config.deleted_kept_s,
         )
         await database.write(keys.ensure_project, keys.DEFAULT_PROJECT)
+        claims.nodes = lambda: [link.node_id for link in nodes.ready() if link.node_id is not None]
+        claims.on_claimed = engine.submit
+        claims.on_lapsed = engine.drop_all
+        follower.listeners.append(_Hearing(engine, reconciler, auth).hear)
+        await follower.start()
+        await claims.start()
         await reconciler.start()
         engine.start()
         nodes.start()
     except BaseException:
         await database.close()
         raise
-    return Plane(config, database, auth, nodes, engine, reconciler, signer)
+    return Plane(config, database, auth, nodes, engine, reconciler, claims, follower, signer)
+
+
+class _Hearing:
+    """What follows here from what another control process did."""
+
+    def __init__(self, engine: Engine, reconciler: Reconciler, auth: Authenticator) -> None:
+        self._engine = engine
+        self._reconciler = reconciler
+        self._auth = auth
+
+    def hear(self, event: EventRow) -> None:
+        """Takes one event of the outbox."""
+        if event.kind in _ENDS:
+            operation_id = str(event.data.get("operation", ""))
+            if event.kind == "operation.cancelled":
+                self._engine.drop(operation_id)
+            self._engine.ended(operation_id)
+            self._reconciler.released(event.subject)
+        elif event.kind.startswith("key."):
+            self._auth.forget(event.subject)
 
 
 def _signer(connection: Connection) -> tuple[Signer, bytes]:
