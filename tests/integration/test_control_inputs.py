@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import only_sqlite as database_url
 from tests.support.control_service import Service, in_process
 from tests.support.node_double import NodeDouble
 
@@ -16,7 +17,7 @@ from hatchway.domain.ids import new_id
 from hatchway.storage import keys as stored_keys
 from hatchway.storage.database import Database
 
-__all__ = ["folder", "node", "service"]
+__all__ = ["database_url", "folder", "node", "service"]
 
 
 def check(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
