@@ -15,8 +15,10 @@ from hatchway.domain import shapes
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Gone, NotFound, Unprocessable
 from hatchway.domain.lifecycle import State, Verb
+from hatchway.domain.quotas import template_allowed
 from hatchway.storage import branches, operations, projects, sandboxes, snapshots, transitions
 from hatchway.storage.idempotency import Answered
+from hatchway.storage.projects import ProjectRow
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Accepted, NewSandbox
 from hatchway.wire.node import ResolveTemplate, TemplateRelease
@@ -125,6 +127,43 @@ def _check_size(shape: shapes.Shape, candidates: Sequence[NodeLink]) -> None:
             raise invalid_field(field, "no node here is that large.", {"type": "integer", "maximum": max(most)})
 
 
+def check_caps(project: ProjectRow, shape: shapes.Shape) -> None:
+    """Raises `invalid_field` for a sandbox that is larger than the project's may be."""
+    for field in ("vcpus", "memory_mib", "disk_mib"):
+        most = getattr(project.caps, field)
+        if most is not None and getattr(shape, field) > most:
+            raise invalid_field(
+                field,
+                f"no sandbox of the project {project.name} may be that large.",
+                {"type": "integer", "maximum": most},
+            )
+
+
+def _isolation(body: CreateSandbox, project: ProjectRow) -> str | None:
+    """What is required of the boundary, by the request or else by its project. Raises `isolation_unavailable` where they differ."""
+    required = project.require_isolation
+    isolation = body.require_isolation or required
+    if required not in (None, isolation):
+        raise Unprocessable(
+            "isolation_unavailable",
+            f"All sandboxes of the project {project.name} must have {required} isolation.",
+            "Leave `require_isolation` out, or use another project.",
+            field="require_isolation",
+            allowed=[required],
+        )
+    return isolation
+
+
+def unknown_template(reference: str) -> Unprocessable:
+    """The error of a template that is not there, or that the project may not use."""
+    return Unprocessable(
+        "unknown_template",
+        f"There is no template {reference[:200]!r} that the project may use.",
+        "GET /v1/templates lists those that there are.",
+        field="template",
+    )
+
+
 async def create(call: Call[CreateSandbox]) -> Response:
     """Accepts a new sandbox."""
     body = call.body
@@ -154,16 +193,9 @@ async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbo
     await plane.nodes.wait(None, within=NODE_WAIT_S)
     candidates = plane.nodes.ready()
     _check_size(shape, candidates)
-    required = await plane.database.read(projects.required_isolation, call.project)
-    isolation = body.require_isolation or required
-    if required not in (None, isolation):
-        raise Unprocessable(
-            "isolation_unavailable",
-            f"All sandboxes of the project {call.project} must have {required} isolation.",
-            "Leave `require_isolation` out, or use another project.",
-            field="require_isolation",
-            allowed=[required],
-        )
+    project = await plane.database.read(projects.get, call.project)
+    check_caps(project, shape)
+    isolation = _isolation(body, project)
     link = plane.place(isolation, candidates)
     if link is None or link.node_id is None:
         raise Unprocessable(
@@ -180,10 +212,12 @@ async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbo
             TemplateRelease,
             within=RESOLVE_WITHIN_S,
         )
-    except NotFound as error:
-        raise Unprocessable("unknown_template", error.cause, error.remedy, field="template") from None
+    except NotFound:
+        raise unknown_template(reference) from None
     except TimeoutError:
         raise node_timeout() from None
+    if not template_allowed(project.templates, name=release.name, tag=release.tag, digest=release.digest):
+        raise unknown_template(reference)
     return NewSandbox(
         project=call.project,
         name=body.name,
@@ -206,12 +240,23 @@ async def _from_snapshot(call: Call[CreateSandbox], snapshot_id: str) -> NewSand
             raise invalid_field(field, f"the snapshot was made with {kept}.", [kept])
     if body.disk_mib is not UNSET and body.disk_mib < row.disk_mib:
         raise invalid_field("disk_mib", "a disk cannot shrink.", {"type": "integer", "minimum": row.disk_mib})
+    shape = shapes.Shape(
+        vcpus=row.vcpus,
+        memory_mib=row.memory_mib,
+        disk_mib=row.disk_mib if body.disk_mib is UNSET else body.disk_mib,
+    )
+    project = await call.plane.database.read(projects.get, call.project)
+    check_caps(project, shape)
+    name, _, tag = row.template.partition("@")[0].partition(":")
+    if not template_allowed(project.templates, name=name, tag=tag, digest=row.template_digest):
+        raise unknown_template(row.template)
+    isolation = _isolation(body, project)
     link = await call.plane.nodes.wait(row.node_id, within=NODE_WAIT_S)
-    if link.info is not None and body.require_isolation not in (None, link.info.isolation):
+    if link.info is not None and isolation not in (None, link.info.isolation):
         raise Unprocessable(
             "isolation_unavailable",
             f"The node of the snapshot gives {link.info.isolation} isolation.",
-            "Leave `require_isolation` out to take what there is.",
+            "Require none, of the sandbox and of its project, to take what there is.",
             field="require_isolation",
             allowed=[link.info.isolation],
         )
@@ -221,14 +266,10 @@ async def _from_snapshot(call: Call[CreateSandbox], snapshot_id: str) -> NewSand
         node_id=row.node_id,
         template=row.template,
         template_digest=row.template_digest,
-        shape=shapes.Shape(
-            vcpus=row.vcpus,
-            memory_mib=row.memory_mib,
-            disk_mib=row.disk_mib if body.disk_mib is UNSET else body.disk_mib,
-        ),
+        shape=shape,
         metadata=body.metadata,
         env=body.env,
-        require_isolation=body.require_isolation,
+        require_isolation=isolation,
         snapshot_id=row.id,
     )
 

@@ -188,14 +188,6 @@ class NewKey(Key, frozen=True, kw_only=True):
     key: str
 
 
-class Project(View, frozen=True, kw_only=True):
-    """What keys and sandboxes belong to. `require_isolation` holds for all its sandboxes, whatever they say themselves."""
-
-    name: str
-    created_at: float
-    require_isolation: str | None
-
-
 class AcceptedAnswer(View, frozen=True, kw_only=True):
     """The sandbox, and the operation that changes it. 202 while the operation is open, 200 when it has ended."""
 
@@ -290,19 +282,6 @@ class KeyPage(View, frozen=True, kw_only=True):
     """The project's keys, oldest first."""
 
     keys: tuple[Key, ...]
-    next_cursor: str | None
-
-
-class ProjectAnswer(View, frozen=True, kw_only=True):
-    """One project."""
-
-    project: Project
-
-
-class ProjectPage(View, frozen=True, kw_only=True):
-    """The projects that the key can see."""
-
-    projects: tuple[Project, ...]
     next_cursor: str | None
 
 
