@@ -106,17 +106,20 @@ def test_a_command_goes_on_while_nobody_is_there(service: Service) -> None:
 
 
 def test_a_terminal_goes_on_when_the_node_was_killed(service: Service) -> None:
-    with service.client() as hatchway, hatchway.sandboxes.create() as sandbox:
-        with Person([*HATCHWAY, "shell", sandbox.id], service.environ, within_s=WITHIN_S) as person:
-            person.until(b"$ ")
-            person.press(b"answer=42\r")
-            person.until(b"$ ")
-            # Keys that are on their way in that moment may be lost: it is typed when the connection is known to be gone.
-            kill_roles(service, ["node"])
-            person.press(b"echo it is $answer; exit 5\r")
-            person.until(b"it is 42")
-            assert person.ended() == 5
-            assert person.settings_now() == person.settings
+    with (
+        service.client() as hatchway,
+        hatchway.sandboxes.create() as sandbox,
+        Person([*HATCHWAY, "shell", sandbox.id], service.environ, within_s=WITHIN_S) as person,
+    ):
+        person.until(b"$ ")
+        person.press(b"answer=42\r")
+        person.until(b"$ ")
+        # Keys that are on their way in that moment may be lost: it is typed when the connection is known to be gone.
+        kill_roles(service, ["node"])
+        person.press(b"echo it is $answer; exit 5\r")
+        person.until(b"it is 42")
+        assert person.ended() == 5
+        assert person.settings_now() == person.settings
 
 
 def test_a_killed_vm_is_failed_and_can_be_started_on_its_disk(service: Service) -> None:
