@@ -12,7 +12,6 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hatchway.control import (
-    archives,
     events,
     health,
     idempotency,
@@ -52,7 +51,6 @@ from hatchway.wire.tracing import Traced
 ENDPOINTS: tuple[Endpoint, ...] = (
     *sandboxes.ENDPOINTS,
     *snapshots.ENDPOINTS,
-    *archives.ENDPOINTS,
     *sessions.ENDPOINTS,
     *tokens.ENDPOINTS,
     *usage.ENDPOINTS,

@@ -67,6 +67,9 @@ class ControlConfig:
     max_requests: int = 2048
     """Requests in hand at once, waiting ones and event streams among them."""
     max_event_streams: int = 64
+    max_requests_per_project: int = 1024
+    """Of `max_requests`, what one project may have in hand: the others always find a place."""
+    max_event_streams_per_project: int = 32
     operation_bound_s: float = 900.0
     """An operation other than a delete that has not ended by then, node away or not, fails."""
     reconcile_every_s: float = 30.0

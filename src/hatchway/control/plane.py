@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,9 +16,10 @@ from hatchway.control.engine import Engine
 from hatchway.control.follower import Follower
 from hatchway.control.nodes import NodeLink, Nodes
 from hatchway.control.reconciler import Reconciler
+from hatchway.control.removal import Removal
 from hatchway.control.views import Condition
 from hatchway.domain.ids import new_id
-from hatchway.storage import keys, settings
+from hatchway.storage import keys, settings, tokens
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import EventRow, SandboxRow
 from hatchway.wire.node import Configure, TokenKey
@@ -42,10 +44,15 @@ class Plane:
     claims: Claims
     follower: Follower
     signer: Signer
+    removal: Removal
     requests: int = 0
     """How many requests are in hand, event streams among them."""
     event_streams: int = 0
     """How many event streams are open."""
+    requests_of: Counter[str] = field(default_factory=Counter)
+    """Requests in hand by project."""
+    event_streams_of: Counter[str] = field(default_factory=Counter)
+    """Open event streams by project."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process is asked to end: open streams close then."""
 
@@ -53,6 +60,7 @@ class Plane:
         """Ends everything of ours; sandboxes and nodes go on."""
         self.ending.set()
         await self.reconciler.close()
+        await self.removal.close()
         await self.engine.close()
         await self.follower.close()
         await self.claims.close()
@@ -89,6 +97,13 @@ class Plane:
         return None
 
 
+def give_back(places: Counter[str], project: str) -> None:
+    """One of a project's places is free again; a project without any is forgotten."""
+    places[project] -= 1
+    if places[project] <= 0:
+        del places[project]
+
+
 async def open_plane(config: ControlConfig) -> Plane:
     """Opens the database, takes up unfinished operations, begins to connect to the nodes. Raises what `Database.open` raises."""
     controller = new_id()
@@ -103,7 +118,13 @@ async def open_plane(config: ControlConfig) -> Plane:
         signer, public = await database.write(_signer)
 
         async def configure() -> Configure:
-            return Configure(token_keys=(TokenKey(key_id=signer.key_id, public=public),))
+            void = await database.read(tokens.revocations)
+            return Configure(
+                token_keys=(TokenKey(key_id=signer.key_id, public=public),),
+                revoked=void.tokens,
+                revoked_keys=void.keys,
+                cutoffs=void.cutoffs,
+            )
 
         auth = Authenticator(database)
         nodes = Nodes(config.nodes, configure)
@@ -130,11 +151,13 @@ async def open_plane(config: ControlConfig) -> Plane:
         await claims.start()
         await reconciler.start()
         engine.start()
+        removal = Removal(database, nodes, engine)
+        await removal.start()
         nodes.start()
     except BaseException:
         await database.close()
         raise
-    return Plane(config, database, auth, nodes, engine, reconciler, claims, follower, signer)
+    return Plane(config, database, auth, nodes, engine, reconciler, claims, follower, signer, removal)
 
 
 class _Hearing:

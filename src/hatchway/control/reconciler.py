@@ -266,6 +266,7 @@ class Reconciler:
 
     async def _maintain(self) -> None:
         await self._auth.flush()
+        await self._nodes.configure_all()  # keys that have expired, and what another process revoked
         if not self._claims.leads(MAINTENANCE):
             return
         purged = retention.BATCH
