@@ -16,7 +16,7 @@ import msgspec
 from hatchway import __version__
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import State
-from hatchway.node import capacity, metrics, suspension, usage
+from hatchway.node import capacity, metrics, pausing, suspension, usage
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.exports import Exports
@@ -168,10 +168,10 @@ class NodeService:
         return await self._sandboxes.get(request.sandbox_id, request.generation).stop(request.reason, request.grace_s)
 
     async def _pause(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
-        return await self._sandboxes.get(request.sandbox_id, request.generation).pause()
+        return await pausing.pause(self._sandboxes.get(request.sandbox_id, request.generation))
 
     async def _resume(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
-        return await self._sandboxes.get(request.sandbox_id, request.generation).resume()
+        return await pausing.resume(self._sandboxes.get(request.sandbox_id, request.generation))
 
     async def _suspend(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         return await suspension.suspend(self._sandboxes.get(request.sandbox_id, request.generation))
