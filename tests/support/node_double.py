@@ -36,6 +36,10 @@ class NodeDouble:
         self.boxes: dict[str, wire.Observed] = {}
         self.specs: dict[str, wire.SandboxSpec] = {}
         self.snapshots: dict[str, wire.Snapshot] = {}
+        self.exports: dict[str, wire.ExportRequest] = {}
+        self.signatures: dict[str, bytes] = {}
+        self.uploads: dict[str, wire.UploadDescription] = {}
+        """Uploads that are complete, by id."""
         self.sessions: dict[str, wire.SessionStatus] = {}
         self.session_specs: dict[str, wire.SessionSpec] = {}
         self.hooks: dict[str, Hook] = {}
@@ -179,8 +183,44 @@ class NodeDouble:
                 return wire.Empty()
             case "snapshot.list":
                 return wire.SnapshotList(snapshots=tuple(self.snapshots.values()))
+            case "export.make":
+                self.exports[request.export_id] = request
+                return wire.ExportHead(head=b"head of " + request.export_id.encode())
+            case "export.seal":
+                self.signatures[request.export_id] = request.signature
+                return wire.ExportMade(
+                    export_id=request.export_id,
+                    size_bytes=4711,
+                    digest="sha256:" + "0" * 64,
+                    expires_at=time.time() + request.kept_s,
+                )
+            case "export.delete" | "upload.delete":
+                self.exports.pop(request.export_id, None)
+                self.uploads.pop(request.export_id, None)
+                return wire.Empty()
+            case "upload.describe":
+                if request.export_id not in self.uploads:
+                    raise NotFound("unknown_upload", "There is no such upload here.", "")
+                return self.uploads[request.export_id]
+            case "sandbox.import":
+                return self._import(request)
             case _:
                 return self._session(method, request)
+
+    def _import(self, request: wire.ImportRequest) -> wire.Observed:
+        if request.sandbox_id not in self.boxes:
+            self.sequence += 1
+            self.uploads.pop(request.upload_id, None)
+            self.boxes[request.sandbox_id] = wire.Observed(
+                sandbox_id=request.sandbox_id,
+                project=request.project,
+                generation=request.generation,
+                state=State.SUSPENDED if request.memory else State.STOPPED,
+                boot_id="boot",
+                sequence=self.sequence,
+            )
+            self.specs[request.sandbox_id] = request
+        return self.boxes[request.sandbox_id]
 
     def _release(self) -> wire.TemplateRelease:
         return wire.TemplateRelease(name="seed", tag="latest", digest=DIGEST, size_bytes=1, created_at=1.0)

@@ -12,6 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hatchway.control import (
+    archives,
     events,
     health,
     idempotency,
@@ -51,6 +52,7 @@ from hatchway.wire.tracing import Traced
 ENDPOINTS: tuple[Endpoint, ...] = (
     *sandboxes.ENDPOINTS,
     *snapshots.ENDPOINTS,
+    *archives.ENDPOINTS,
     *sessions.ENDPOINTS,
     *tokens.ENDPOINTS,
     *usage.ENDPOINTS,

@@ -70,6 +70,8 @@ class ControlConfig:
     max_requests_per_project: int = 1024
     """Of `max_requests`, what one project may have in hand: the others always find a place."""
     max_event_streams_per_project: int = 32
+    trusted_archive_keys: tuple[str, ...] = ()
+    """Keys of other installations whose archives may be imported here: `ID:PUBLIC`, as an export's `signed_by` says it."""
     operation_bound_s: float = 900.0
     """An operation other than a delete that has not ended by then, node away or not, fails."""
     reconcile_every_s: float = 30.0

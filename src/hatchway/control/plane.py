@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hatchway.control import metrics
+from hatchway.control import archive_keys, metrics
 from hatchway.control.auth import Authenticator
 from hatchway.control.claims import Claims
 from hatchway.control.config import ControlConfig
@@ -116,6 +116,8 @@ async def open_plane(config: ControlConfig) -> Plane:
     database.on_transaction = metrics.transaction
     try:
         signer, public = await database.write(_signer)
+        await database.write(archive_keys.ensure)
+        await database.read(archive_keys.trusted, config.trusted_archive_keys)  # a mistake in it is told now
 
         async def configure() -> Configure:
             void = await database.read(tokens.revocations)
@@ -124,6 +126,7 @@ async def open_plane(config: ControlConfig) -> Plane:
                 revoked=void.tokens,
                 revoked_keys=void.keys,
                 cutoffs=void.cutoffs,
+                archive_keys=await database.read(archive_keys.trusted, config.trusted_archive_keys),
             )
 
         auth = Authenticator(database)

@@ -131,6 +131,28 @@ snapshots = Table(
     Index(None, "node_id", "state"),
 )
 
+exports = Table(
+    "exports",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    Column("project", String(63), ForeignKey("projects.name"), nullable=False),
+    # No foreign keys: an export outlives what it was made from.
+    Column("sandbox_id", String(20), nullable=False),
+    Column("snapshot_id", String(20)),
+    Column("node_id", String(64), nullable=False),
+    Column("operation_id", String(20)),
+    Column("state", String(16), nullable=False),
+    Column("size_bytes", BigInteger),
+    Column("digest", String(80)),
+    Column("error", JSON(none_as_null=True)),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Index(None, "project", "created_at", "id"),
+    Index(None, "operation_id"),
+    Index(None, "state", "updated_at"),
+)
+
 operations = Table(
     "operations",
     metadata,

@@ -18,6 +18,7 @@ from hatchway.domain.shapes import Shape
 from hatchway.storage import idempotency, leases, operations, outbox, quotas, rows, sandboxes
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
+from hatchway.storage.tables import exports as exports_table
 from hatchway.storage.tables import operations as operations_table
 from hatchway.storage.tables import sandboxes as table
 from hatchway.storage.tables import snapshots as snapshots_table
@@ -126,15 +127,28 @@ _FAIL_SNAPSHOT = (
     .where(snapshots_table.c.operation_id == bindparam("operation"), snapshots_table.c.state == "pending")
     .values(state="failed", error=bindparam("new_error"), updated_at=bindparam("now"))
 )
+_FAIL_EXPORT = (
+    update(exports_table)
+    .where(exports_table.c.operation_id == bindparam("operation"), exports_table.c.state == "pending")
+    .values(state="failed", error=bindparam("new_error"), updated_at=bindparam("now"))
+)
 
 
-def accept_create(connection: Connection, new: NewSandbox, key: IdempotencyKey | None) -> Accepted:
+def accept_create(
+    connection: Connection,
+    new: NewSandbox,
+    key: IdempotencyKey | None,
+    *,
+    verb: Verb = Verb.CREATE,
+    desired: State = State.RUNNING,
+    arguments: dict[str, Any] | None = None,
+) -> Accepted:
     """Stores a sandbox in `pending` and the operation that makes it. Raises `idempotency.Answered`, and what `quotas.admit_sandboxes` does."""
     idempotency.check(connection, new.project, key)
     quotas.admit_sandboxes(connection, new.project, [new.shape])
     now = time.time()
-    operation = _new_operation(new.project, new_id(), Verb.CREATE, now)
-    sandbox = store_new(connection, new, operation, operation.target, now)
+    operation = msgspec.structs.replace(_new_operation(new.project, new_id(), verb, now), arguments=arguments or {})
+    sandbox = store_new(connection, new, operation, operation.target, now, desired=desired)
     _store_accepted(connection, operation, key)
     return Accepted(sandbox=sandbox, operation=operation, run=True)
 
@@ -147,6 +161,7 @@ def store_new(
     now: float,
     *,
     forked_from: SandboxRow | None = None,
+    desired: State = State.RUNNING,
 ) -> SandboxRow:
     """Stores a sandbox in `pending`, owned by `operation`. Part of a transaction."""
     head = new.snapshot_id if forked_from is None else forked_from.head_snapshot_id
@@ -155,7 +170,7 @@ def store_new(
         project=new.project,
         name=new.name,
         state=State.PENDING,
-        desired=State.RUNNING,
+        desired=desired,
         version=1,
         generation=1,
         node_id=new.node_id,
@@ -311,7 +326,8 @@ def give_up(
     if ended is not None:
         why = str(error.get("cause") or "The operation did not succeed.")
         abandon_branches(connection, operation, why)
-        connection.execute(_FAIL_SNAPSHOT, {"operation": operation.id, "new_error": error, "now": time.time()})
+        for fail_made in (_FAIL_SNAPSHOT, _FAIL_EXPORT):
+            connection.execute(fail_made, {"operation": operation.id, "new_error": error, "now": time.time()})
     return ended
 
 
@@ -366,6 +382,8 @@ def fail(
         # There is no VM and no half-made one may stay: the way out is a start or a delete.
         state, cause = State.FAILED, Cause.OPERATION_FAILED
         reason = str(error.get("cause") or "The operation failed.")
+        if operation.kind is Verb.IMPORT:  # nothing of it is there, not even a disk to start from
+            state, cause = State.DELETED, None
     elif state is State.FAILED and (seen is None or not reason):
         reason = str(error.get("cause") or "The operation failed.")
     return _release(connection, ended, state, seen, cause, reason)
@@ -394,6 +412,8 @@ def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
     state, reason = row.state, row.reason
     if state is State.PENDING:
         state, reason = State.FAILED, "The creation was cancelled before it began."
+        if operation.kind is Verb.IMPORT:
+            state = State.DELETED
     finished = _release(connection, ended, state, None, row.cause, reason)
     assert finished is not None
     return finished
