@@ -44,6 +44,7 @@ COMMANDS = [
     "up",
     "down",
     "doctor",
+    "backup",
     "bench",
 ]
 
