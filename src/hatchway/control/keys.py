@@ -175,7 +175,7 @@ def _create(
     key: IdempotencyKey | None,
 ) -> tuple[KeyRow, str]:
     idempotency.check(connection, caller, key)
-    projects.require_active(projects.get(connection, project))
+    projects.hold(connection, project)
     row, secret = keys.create(connection, project=project, name=name, scopes=scopes, expires_at=expires_at)
     idempotency.keep(connection, caller, key, {"key": row.id})
     return row, secret
