@@ -44,6 +44,11 @@ class NodeDouble:
         self.session_specs: dict[str, wire.SessionSpec] = {}
         self.hooks: dict[str, Hook] = {}
         self.calls: list[str] = []
+        self.activity: dict[str, wire.Activity] = {}
+        """What is said of a sandbox that is asked after; nothing here: nobody has used it for ages."""
+        self.asked_activity = 0
+        self.stayed: list[wire.StayRequest] = []
+        self.vmm = "double"
         self.configured: wire.Configure | None = None
         self.sequence = time.time_ns() // 1000
         self.tls: tuple[str, ssl.SSLContext] | None = None
@@ -131,7 +136,7 @@ class NodeDouble:
                     attach_url=self.attach_url,
                     port_url="http://{port}-{sandbox}.localhost:7071/",
                     isolation=self.isolation,
-                    vmm="double",
+                    vmm=self.vmm,
                     cpus=2,
                     memory_mib=4096,
                     disk_mib=100_000,
@@ -156,6 +161,15 @@ class NodeDouble:
                 return self._create(request)
             case "sandbox.metrics":
                 return self._metrics(request)
+            case "sandbox.activity":
+                self.asked_activity += 1
+                found = (
+                    self.activity.get(one, wire.Activity(sandbox_id=one, idle_s=1e9)) for one in request.sandbox_ids
+                )
+                return wire.Activities(activities=tuple(found))
+            case "sandbox.stay":
+                self.stayed.append(request)
+                return wire.Empty()
             case "sandbox.get":
                 return self._box(request)
             case "sandbox.delete":

@@ -14,10 +14,12 @@ from hatchway.control.claims import Claims
 from hatchway.control.config import ControlConfig
 from hatchway.control.engine import Engine
 from hatchway.control.follower import Follower
+from hatchway.control.lifetimes import Lifetimes
 from hatchway.control.nodes import NodeLink, Nodes
 from hatchway.control.reconciler import Reconciler
 from hatchway.control.removal import Removal
 from hatchway.control.views import Condition
+from hatchway.control.wakes import Wakes
 from hatchway.domain.ids import new_id
 from hatchway.storage import keys, settings, tokens
 from hatchway.storage.database import Connection, Database
@@ -41,6 +43,8 @@ class Plane:
     nodes: Nodes
     engine: Engine
     reconciler: Reconciler
+    lifetimes: Lifetimes
+    wakes: Wakes
     claims: Claims
     follower: Follower
     signer: Signer
@@ -59,6 +63,8 @@ class Plane:
     async def close(self) -> None:
         """Ends everything of ours; sandboxes and nodes go on."""
         self.ending.set()
+        await self.lifetimes.close()
+        await self.wakes.close()
         await self.reconciler.close()
         await self.removal.close()
         await self.engine.close()
@@ -152,15 +158,19 @@ async def open_plane(config: ControlConfig) -> Plane:
         follower.listeners.append(_Hearing(engine, reconciler, auth).hear)
         await follower.start()
         await claims.start()
+        wakes = Wakes(database, engine)
+        reconciler.on_wake = wakes.wanted
         await reconciler.start()
         engine.start()
         removal = Removal(database, nodes, engine)
         await removal.start()
         nodes.start()
+        lifetimes = Lifetimes(database, nodes, engine)
+        lifetimes.start()
     except BaseException:
         await database.close()
         raise
-    return Plane(config, database, auth, nodes, engine, reconciler, claims, follower, signer, removal)
+    return Plane(config, database, auth, nodes, engine, reconciler, lifetimes, wakes, claims, follower, signer, removal)
 
 
 class _Hearing:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -74,6 +74,8 @@ class Reconciler:
         self._tasks: list[asyncio.Task[None]] = []
         self._foreign: dict[str, set[str]] = {}
         self._led: set[asyncio.Task[bool]] = set()
+        self.on_wake: Callable[[NodeLink, str], None] = lambda link, sandbox_id: None
+        """Called when a node has traffic for a sandbox that does not run."""
         self._missed = False
         """Something that nodes said was not written: sessions are compared again too."""
 
@@ -125,6 +127,8 @@ class Reconciler:
             self._observed(event.observed)
         elif event.session is not None:
             self._enqueue(event.session)
+        elif event.wake is not None:
+            self.on_wake(link, event.wake.sandbox_id)
 
     def _gained(self, name: str) -> None:
         """What a node said to a process that led before may not have been written down."""

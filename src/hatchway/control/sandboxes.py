@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from hatchway.control import idempotency, requests, views
+from hatchway.control import idempotency, requests, timing, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.control.nodes import NodeLink, node_timeout
 from hatchway.domain import shapes
@@ -16,7 +16,7 @@ from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Gone, NotFound, Unprocessable
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.quotas import template_allowed
-from hatchway.storage import branches, operations, projects, sandboxes, snapshots, transitions
+from hatchway.storage import automatic, branches, operations, projects, sandboxes, snapshots, transitions
 from hatchway.storage.idempotency import Answered
 from hatchway.storage.projects import ProjectRow
 from hatchway.storage.rows import OperationRow, SandboxRow
@@ -44,14 +44,14 @@ MemoryMib = Annotated[int, Meta(ge=shapes.MIN_MEMORY_MIB, le=shapes.MAX_MEMORY_M
 DiskMib = Annotated[int, Meta(ge=shapes.MIN_DISK_MIB, le=shapes.MAX_DISK_MIB)]
 
 
-class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CreateSandbox(timing.Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a new sandbox is made from, a template or a snapshot, and how large it is. A snapshot has its size already: only the disk can be larger."""
 
     template: Reference | UnsetType = UNSET
     snapshot: Annotated[str, Meta(description="Id of a snapshot of the project.")] | UnsetType = UNSET
     name: Name | None = None
-    metadata: dict[str, str] = {}
-    env: dict[str, str] = {}
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    env: dict[str, str] = msgspec.field(default_factory=dict)
     vcpus: Vcpus | UnsetType = UNSET
     memory_mib: MemoryMib | UnsetType = UNSET
     disk_mib: DiskMib | UnsetType = UNSET
@@ -67,11 +67,15 @@ class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     env: dict[str, str] | None = None
 
 
-class ChangeSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of a sandbox can be changed; `metadata` replaces the whole of it, `name: null` takes the name away."""
+class ChangeSandbox(timing.Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of a sandbox can be changed; `metadata` replaces the whole of it, `name: null` takes the name away.
+
+    `timeout_s` counts from now on. A deadline that would come earlier by it is an error without `shorten`.
+    """
 
     name: Name | UnsetType | None = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
+    shorten: bool = False
 
 
 class ListSandboxes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,9 +182,11 @@ async def create(call: Call[CreateSandbox]) -> Response:
             field="template",
             allowed=["template", "snapshot"],
         )
+    lifetime, schedule = timing.of_new(body, await call.plane.database.read(automatic.bounds, call.project))
     new = await (
         _from_snapshot(call, body.snapshot) if body.snapshot is not UNSET else _from_template(call, str(body.template))
     )
+    new = msgspec.structs.replace(new, lifetime=lifetime, schedule=schedule)
     try:
         accepted = await call.plane.database.write(transitions.accept_create, new, call.idempotency)
     except Answered as earlier:
@@ -327,14 +333,24 @@ async def get(call: Call[NoBody]) -> Response:
 
 
 async def change(call: Call[ChangeSandbox]) -> Response:
-    """Changes name and metadata."""
+    """Changes name, metadata, lifetime and schedule."""
     changes: dict[str, Any] = {}
     if call.body.name is not UNSET:
         changes["name"] = call.body.name
     if call.body.metadata is not UNSET:
         check_metadata(call.body.metadata)
         changes["metadata"] = call.body.metadata
-    row = await call.plane.database.write(sandboxes.change, call.project, sandbox_id(call), changes)
+    bounds = await call.plane.database.read(automatic.bounds, call.project)
+    more = timing.change(call.body, call.body.shorten, bounds)
+    row = await call.plane.database.write(sandboxes.change, call.project, sandbox_id(call), changes, more)
+    return answer(views.SandboxAnswer(sandbox=show(call, row)))
+
+
+async def extend(call: Call[timing.Extend]) -> Response:
+    """Puts the deadline off. Never shortens it, and gives none to a sandbox that has none."""
+    bounds = await call.plane.database.read(automatic.bounds, call.project)
+    more = timing.extension(call.body, bounds)
+    row = await call.plane.database.write(sandboxes.change, call.project, sandbox_id(call), {}, more)
     return answer(views.SandboxAnswer(sandbox=show(call, row)))
 
 
@@ -452,7 +468,7 @@ ENDPOINTS = (
         "PATCH",
         "/v1/sandboxes/{id}",
         change,
-        "Change name or metadata",
+        "Change name, metadata, lifetime or scheduled snapshots",
         {200: views.SandboxAnswer},
         "sandboxes",
         scope="write",
@@ -471,6 +487,17 @@ ENDPOINTS = (
         errors=(404,),
         idempotent=True,
         waits=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/sandboxes/{id}/extend",
+        extend,
+        "Put the deadline off: at least so long from now; never sooner than it was",
+        {200: views.SandboxAnswer},
+        "sandboxes",
+        scope="write",
+        body=timing.Extend,
+        errors=(404, 409, 410),
     ),
     _verb_endpoint(Verb.PAUSE, "Stop the virtual CPUs; memory stays"),
     _verb_endpoint(Verb.RESUME, "Let a paused sandbox go on"),

@@ -129,6 +129,12 @@ class Sandbox:
             has_memory=vm is not None or state in IN_HAND or state in (State.RUNNING, State.PAUSED),
         )
 
+    @property
+    def leaving(self) -> bool:
+        """Whether a verb is at it after which it does not run any more."""
+        busy = self._task is not None and not self._task.done()
+        return busy and self._verb in (Verb.PAUSE, Verb.SUSPEND, Verb.STOP)
+
     def _shown(self) -> State:
         return IN_HAND.get(self.record.state) or State(self.record.state)
 

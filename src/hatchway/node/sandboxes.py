@@ -19,6 +19,7 @@ from hatchway.node.guest.seam import GuestLink
 from hatchway.node.record import Record
 from hatchway.node.sandbox import Sandbox, new_record
 from hatchway.node.snapshots import Snapshots
+from hatchway.node.waking import ASLEEP
 from hatchway.wire.node import Branch, BranchOutcome, ForkAnswer, Observed, SandboxSpec
 
 ADOPT_WITHIN_S = 5.0
@@ -119,6 +120,16 @@ class Sandboxes:
         """The project of a sandbox that is here, else None."""
         sandbox = self._sandboxes.get(sandbox_id)
         return None if sandbox is None else sandbox.record.project
+
+    def is_awake(self, sandbox_id: str) -> bool:
+        """Whether it runs, and is about to go on doing so."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return sandbox is not None and sandbox.record.state == State.RUNNING and not sandbox.leaving
+
+    def is_asleep(self, sandbox_id: str) -> bool:
+        """Whether it does not run, or soon will not, and could be woken."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return sandbox is not None and (sandbox.leaving or sandbox.observed().state in ASLEEP)
 
     async def create(self, spec: SandboxSpec) -> Observed:
         """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed."""

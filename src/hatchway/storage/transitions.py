@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, insert, update
 
+from hatchway.domain import schedules
 from hatchway.domain.errors import Conflict
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import CAUSES, VERBS, Cause, State, Verb, admits, verbs_from
+from hatchway.domain.lifetimes import Lifetime
 from hatchway.domain.shapes import Shape
-from hatchway.storage import idempotency, leases, operations, outbox, quotas, rows, sandboxes
+from hatchway.storage import idempotency, leases, lifetimes, operations, outbox, quotas, rows, sandboxes
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import exports as exports_table
@@ -39,6 +41,12 @@ class NewSandbox(msgspec.Struct, frozen=True, kw_only=True):
     require_isolation: str | None
     snapshot_id: str | None = None
     """Make it from this snapshot of the project, which has template and shape already."""
+    lifetime: Lifetime = Lifetime()
+    schedule: dict[str, Any] | None = None
+    """A `domain.schedules.Schedule`, as plain data."""
+    pool: str | None = None
+    """Make it a member of this pool of the project."""
+    pool_key: str | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +98,7 @@ _RELEASE = (
         reason=bindparam("new_reason"),
         updated_at=bindparam("now"),
         deleted_at=bindparam("new_deleted_at"),
+        **lifetimes.BOUND,
     )
     .returning(table)
 )
@@ -120,6 +129,7 @@ _ABANDON = (
         cause=Cause.OPERATION_FAILED,
         reason=bindparam("why"),
         updated_at=bindparam("now"),
+        state_since=bindparam("now"),
     )
 )
 _FAIL_SNAPSHOT = (
@@ -197,6 +207,16 @@ def store_new(
         created_at=now,
         updated_at=now,
         deleted_at=None,
+        timeout_s=new.lifetime.timeout_s,
+        idle_timeout_s=new.lifetime.idle_timeout_s,
+        on_timeout=new.lifetime.on_timeout,
+        auto_wake=new.lifetime.auto_wake,
+        state_since=now,
+        schedule=new.schedule,
+        disk_due_at=schedules.next_due(None, (new.schedule or {}).get("disk_every_s"), now),
+        full_due_at=schedules.next_due(None, (new.schedule or {}).get("full_every_s"), now),
+        pool=new.pool,
+        pool_key=new.pool_key,
     )
     connection.execute(_INSERT_SANDBOX, msgspec.structs.asdict(sandbox))
     return sandbox
@@ -386,7 +406,7 @@ def fail(
             state, cause = State.DELETED, None
     elif state is State.FAILED and (seen is None or not reason):
         reason = str(error.get("cause") or "The operation failed.")
-    return _release(connection, ended, state, seen, cause, reason)
+    return _release(connection, ended, state, seen, cause, reason, failed=True)
 
 
 def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
@@ -461,8 +481,10 @@ def observe(connection: Connection, seen: Observed, *, version: int | None = Non
                 cause=cause,
                 reason=seen.reason,
                 updated_at=now,
+                **lifetimes.BOUND,
             )
-            .returning(table)
+            .returning(table),
+            lifetimes.moved(row, state, now),
         )
         .mappings()
         .one_or_none()
@@ -558,6 +580,8 @@ def _release(
     seen: Observed | None,
     cause: str | None,
     reason: str,
+    *,
+    failed: bool = False,
 ) -> Finished | None:
     before = sandboxes.find(connection, operation.target)
     assert before is not None
@@ -577,6 +601,7 @@ def _release(
                 "new_reason": reason,
                 "now": now,
                 "new_deleted_at": now if state is State.DELETED else None,
+                **lifetimes.moved(before, state, now, operation if failed else None),
             },
         )
         .mappings()
