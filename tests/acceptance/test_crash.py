@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Service, make_service
+from conftest import HATCHWAY, WITHIN_S, Service, make_service
+from tests.support.pseudo_terminal import Person
 
 from hatchway.client import Exit, Hatchway, HatchwayError, NotFound, Output, Sandbox
 
@@ -102,6 +103,23 @@ def test_a_command_goes_on_while_nobody_is_there(service: Service) -> None:
         output = b"".join(again.output("stdout"))
         assert output == b"".join(b"%d\n" % number for number in range(1, 41))
         assert again.wait().code == 3
+
+
+def test_a_terminal_goes_on_when_the_node_was_killed(service: Service) -> None:
+    with (
+        service.client() as hatchway,
+        hatchway.sandboxes.create() as sandbox,
+        Person([*HATCHWAY, "shell", sandbox.id], service.environ, within_s=WITHIN_S) as person,
+    ):
+        person.until(b"$ ")
+        person.press(b"answer=42\r")
+        person.until(b"$ ")
+        # Keys that are on their way in that moment may be lost: it is typed when the connection is known to be gone.
+        kill_roles(service, ["node"])
+        person.press(b"echo it is $answer; exit 5\r")
+        person.until(b"it is 42")
+        assert person.ended() == 5
+        assert person.settings_now() == person.settings
 
 
 def test_a_killed_vm_is_failed_and_can_be_started_on_its_disk(service: Service) -> None:

@@ -54,6 +54,8 @@ class Script:
     """What the command runs until: `stdin` has ended, or the signal of this name came."""
     creates_unanswered: int = 0
     """How many creates are done and then not answered."""
+    archive_refusal: str = ""
+    """The code that uploads of archives are refused with."""
     operation_polls: int = 0
     """How often an operation is still running when it is asked for."""
     operation_error: dict[str, str] | None = None
@@ -70,6 +72,7 @@ class StreamDouble:
         self.stdin_ended = False
         self.created: dict[str, str] = {}
         self.deleted: list[str] = []
+        self.archives: dict[str, bytes] = {}
         self.signals: list[str] = []
         self._tokens = 0
         self._lock = threading.Lock()
@@ -112,7 +115,8 @@ class StreamDouble:
                 while (header := stream.readline()) not in (b"", b"\r\n"):
                     name, _, value = header.decode().partition(":")
                     headers[name.lower()] = value.strip()
-                body = stream.read(int(headers.get("content-length", "0")))
+                chunked = headers.get("transfer-encoding") == "chunked"
+                body = _chunks(stream) if chunked else stream.read(int(headers.get("content-length", "0")))
                 with self._lock:
                     self.seen.append(Seen(method, target, headers, body))
                 self._answer(method, target, headers, body, stream)
@@ -149,6 +153,13 @@ class StreamDouble:
                 )
             case ("GET", ["operations", _]):
                 self._json(out, 200, {"operation": self._operation()})
+            case ("POST", ["sandboxes", _, "tokens"]):
+                self._json(out, 201, {"token": "files", "expires_at": 2e9, "data_plane_url": self.url})
+            case ("PUT", ["sandboxes", _, "files", "archive"]) if script.archive_refusal:
+                self._problem(out, 507, script.archive_refusal)
+            case ("PUT", ["sandboxes", _, "files", "archive"]):
+                self.archives[query["path"]] = body
+                self._json(out, 200, {"files": 1, "dirs": 0, "links": 0, "bytes": 0, "skipped": 0})
             case ("POST", ["sandboxes", _, "sessions"]):
                 self._json(out, 201, {"session": self._session()})
             case ("GET", ["sessions", _]):
@@ -283,3 +294,12 @@ class StreamDouble:
     def _problem(self, out: BinaryIO, status: int, code: str) -> None:
         content = {"status": status, "code": code, "cause": f"Refused: {code}.", "remedy": "None."}
         self._json(out, status, content, "application/problem+json")
+
+
+def _chunks(stream: BinaryIO) -> bytes:
+    pieces = []
+    while size := int(stream.readline(), 16):
+        pieces.append(stream.read(size))
+        stream.readline()
+    stream.readline()
+    return b"".join(pieces)

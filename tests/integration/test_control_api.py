@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import database_url, folder, node, service
 from tests.support.control_service import WITHIN, Service, in_process
 from tests.support.node_double import DIGEST, NodeDouble
 
@@ -18,7 +18,7 @@ from hatchway.domain.ids import is_id, new_id
 from hatchway.wire import tokens
 from hatchway.wire.node import Event, Exit, Progress, SessionLimits
 
-__all__ = ["folder", "node", "service"]
+__all__ = ["database_url", "folder", "node", "service"]
 
 
 async def test_create_waits_for_the_end_where_the_client_prefers_that(service: Service, node: NodeDouble) -> None:
@@ -430,8 +430,12 @@ async def test_events_stream_live_and_go_on_after_the_last_one_seen(service: Ser
     assert all(other["id"] in data for _, _, data in mine)
 
 
-async def test_event_streams_are_bounded_and_given_back(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, max_event_streams=3)
+async def test_event_streams_are_bounded_and_given_back(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, max_event_streams=3
+    )
     async with in_process(config) as service:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(3):
@@ -448,8 +452,10 @@ async def test_event_streams_are_bounded_and_given_back(folder: Path, node: Node
                 await asyncio.sleep(0.01)
 
 
-async def test_an_open_event_stream_does_not_hold_up_the_end_of_the_service(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path)
+async def test_an_open_event_stream_does_not_hold_up_the_end_of_the_service(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(folder=folder / "control", node_socket=node.path, database_url=database_url)
     async with contextlib.AsyncExitStack() as streams, in_process(config) as service:
         client = await streams.enter_async_context(service.client(service.key))
         answer = await streams.enter_async_context(client.stream("GET", "/v1/events"))

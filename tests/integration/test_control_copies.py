@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import database_url, folder, node, service
 from tests.support.control_service import WITHIN, Service, in_process
 from tests.support.node_double import NodeDouble
 
@@ -13,7 +13,7 @@ from hatchway.control.main import ControlConfig
 from hatchway.domain.errors import HostExhausted, Unavailable
 from hatchway.domain.ids import new_id
 
-__all__ = ["folder", "node", "service"]
+__all__ = ["database_url", "folder", "node", "service"]
 
 WAIT = {"prefer": "wait=20"}
 
@@ -92,8 +92,10 @@ async def test_a_fork_is_bounded(service: Service, count: Any) -> None:
     assert len((await service.http.get("/v1/sandboxes")).json()["sandboxes"]) == 1
 
 
-async def test_what_was_in_hand_when_the_control_plane_died_is_done_by_the_next(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path)
+async def test_what_was_in_hand_when_the_control_plane_died_is_done_by_the_next(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(folder=folder / "control", node_socket=node.path, database_url=database_url)
     reached = asyncio.Event()
 
     async def hold(_: Any) -> None:
@@ -156,8 +158,12 @@ async def test_a_sandbox_from_a_snapshot(service: Service, node: NodeDouble) -> 
         assert (answer.status_code, answer.json()["code"]) == (404, "unknown_snapshot")
 
 
-async def test_a_snapshot_is_deleted_also_when_its_node_comes_back_later(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05)
+async def test_a_snapshot_is_deleted_also_when_its_node_comes_back_later(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, reconcile_every_s=0.05
+    )
     async with in_process(config) as service:
         await service.ready()
         sandbox = await service.create()

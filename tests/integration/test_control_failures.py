@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import database_url, folder, node, service
 from tests.support.control_service import WITHIN, Service, in_process
 from tests.support.node_double import NodeDouble
 
@@ -17,7 +17,7 @@ from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import State
 from hatchway.wire.node import Observed
 
-__all__ = ["folder", "node", "service"]
+__all__ = ["database_url", "folder", "node", "service"]
 
 
 class Gate:
@@ -201,8 +201,12 @@ async def test_a_delete_goes_on_until_nothing_is_left(service: Service, node: No
     assert tries == 3
 
 
-async def test_operations_beyond_the_bound_wait_and_can_be_cancelled(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, max_concurrent_operations=1)
+async def test_operations_beyond_the_bound_wait_and_can_be_cancelled(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, max_concurrent_operations=1
+    )
     async with in_process(config) as service:
         await service.ready()
         gate = node.hooks["sandbox.create"] = Gate()
@@ -272,8 +276,12 @@ async def test_without_a_node_a_create_and_a_session_say_so(service: Service, no
     await node.start()
 
 
-async def test_an_operation_whose_node_never_comes_back_fails_in_the_end(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, operation_bound_s=1.0)
+async def test_an_operation_whose_node_never_comes_back_fails_in_the_end(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, operation_bound_s=1.0
+    )
     async with in_process(config) as service:
         await service.ready()
         sandbox = await service.create()
@@ -329,10 +337,14 @@ async def test_what_happened_while_nobody_was_connected_is_found_out(service: Se
             await asyncio.sleep(0.01)
 
 
-async def test_machines_that_are_none_of_ours_are_left_alone(folder: Path, node: NodeDouble) -> None:
+async def test_machines_that_are_none_of_ours_are_left_alone(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
     stranger = new_id()
     node.boxes[stranger] = Observed(sandbox_id=stranger, project="default", generation=1, state=State.RUNNING)
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05)
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, reconcile_every_s=0.05
+    )
     async with in_process(config) as service:
         await service.ready()
         event = await event_kinds(service, "node.quarantine", node="node-one")
@@ -346,8 +358,12 @@ async def test_machines_that_are_none_of_ours_are_left_alone(folder: Path, node:
         assert (await service.http.get("/v1/sandboxes")).json()["sandboxes"] == []
 
 
-async def test_a_newer_generation_on_the_node_fences_us(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05)
+async def test_a_newer_generation_on_the_node_fences_us(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, reconcile_every_s=0.05
+    )
     async with in_process(config) as service:
         await service.ready()
         sandbox = await service.create()
@@ -364,8 +380,10 @@ async def test_a_newer_generation_on_the_node_fences_us(folder: Path, node: Node
         assert answer.json()["operation"]["error"]["code"] == "stale_generation"
 
 
-async def test_drift_is_found_by_the_periodic_pass(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05)
+async def test_drift_is_found_by_the_periodic_pass(folder: Path, node: NodeDouble, database_url: str | None) -> None:
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, reconcile_every_s=0.05
+    )
     async with in_process(config) as service:
         await service.ready()
         sandbox = await service.create()
@@ -382,8 +400,16 @@ async def test_drift_is_found_by_the_periodic_pass(folder: Path, node: NodeDoubl
                 await asyncio.sleep(0.01)
 
 
-async def test_deleted_sandboxes_are_purged_after_their_time(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05, deleted_kept_s=0.2)
+async def test_deleted_sandboxes_are_purged_after_their_time(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(
+        folder=folder / "control",
+        node_socket=node.path,
+        database_url=database_url,
+        reconcile_every_s=0.05,
+        deleted_kept_s=0.2,
+    )
     async with in_process(config) as service:
         await service.ready()
         sandbox = await service.create()

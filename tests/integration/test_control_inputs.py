@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import only_sqlite as database_url
 from tests.support.control_service import Service, in_process
 from tests.support.node_double import NodeDouble
 
@@ -16,7 +17,7 @@ from hatchway.domain.ids import new_id
 from hatchway.storage import keys as stored_keys
 from hatchway.storage.database import Database
 
-__all__ = ["folder", "node", "service"]
+__all__ = ["database_url", "folder", "node", "service"]
 
 
 def check(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
@@ -128,7 +129,8 @@ async def test_another_project_is_unknown_and_changes_need_admin(service: Servic
     check(await service.http.patch("/v1/projects/other", json={}), 404, "unknown_project")
     assert (await service.http.patch("/v1/projects/default", json={})).json()["project"]["require_isolation"] is None
     shown = await service.http.get("/v1/projects/default")
-    assert [shown.json()["project"]] == (await service.http.get("/v1/projects")).json()["projects"]
+    listed = (await service.http.get("/v1/projects")).json()["projects"]
+    assert listed == [{**shown.json()["project"], "usage": None}]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import database_url, folder, node, service
 from tests.support.control_service import WITHIN, Service, in_process
 from tests.support.node_double import NodeDouble
 
@@ -16,11 +16,15 @@ from hatchway.domain.errors import HostExhausted, Unavailable
 from hatchway.domain.lifecycle import State
 from hatchway.storage.database import Connection
 
-__all__ = ["folder", "node", "service"]
+__all__ = ["database_url", "folder", "node", "service"]
 
 
-async def test_a_state_that_is_none_of_ours_changes_nothing_and_stops_nothing(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05)
+async def test_a_state_that_is_none_of_ours_changes_nothing_and_stops_nothing(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, reconcile_every_s=0.05
+    )
     async with in_process(config) as service:
         await service.ready()
         odd, other = await service.create(), await service.create()
@@ -43,7 +47,7 @@ async def test_a_state_that_is_none_of_ours_changes_nothing_and_stops_nothing(fo
 
 @pytest.mark.parametrize("method", ["node.info", "sandbox.list", "events.subscribe"])
 async def test_a_node_that_answers_nonsense_is_connected_again_until_it_does_not(
-    folder: Path, node: NodeDouble, monkeypatch: pytest.MonkeyPatch, method: str
+    folder: Path, node: NodeDouble, monkeypatch: pytest.MonkeyPatch, method: str, database_url: str | None
 ) -> None:
     answer, nonsense = node._answer, asyncio.Event()
 
@@ -53,7 +57,9 @@ async def test_a_node_that_answers_nonsense_is_connected_again_until_it_does_not
         return answer(connection, name, request)
 
     monkeypatch.setattr(node, "_answer", answered)
-    async with in_process(ControlConfig(folder=folder / "control", node_socket=node.path)) as service:
+    async with in_process(
+        ControlConfig(folder=folder / "control", node_socket=node.path, database_url=database_url)
+    ) as service:
         async with asyncio.timeout(WITHIN):
             while node.calls.count(method) < 2:
                 await asyncio.sleep(0.01)
@@ -81,13 +87,14 @@ async def test_an_operation_whose_answer_is_nonsense_ends(
 
 
 async def test_a_node_that_does_not_answer_keeps_no_other_from_the_truth(
-    folder: Path, node: NodeDouble, monkeypatch: pytest.MonkeyPatch
+    folder: Path, node: NodeDouble, monkeypatch: pytest.MonkeyPatch, database_url: str | None
 ) -> None:
     second = NodeDouble(folder / "second.sock", node_id="node-two", isolation="hardware")
     await second.start()
     config = ControlConfig(
         folder=folder / "control",
         node_socket=node.path,
+        database_url=database_url,
         more_nodes=(UnixNode(path=second.path),),
         reconcile_every_s=0.05,
     )
@@ -127,8 +134,12 @@ async def test_a_node_that_does_not_answer_keeps_no_other_from_the_truth(
         await second.die()
 
 
-async def test_operations_that_wait_for_something_leave_their_places_to_others(folder: Path, node: NodeDouble) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, max_concurrent_operations=1)
+async def test_operations_that_wait_for_something_leave_their_places_to_others(
+    folder: Path, node: NodeDouble, database_url: str | None
+) -> None:
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, max_concurrent_operations=1
+    )
     async with in_process(config) as service:
         await service.ready()
         sandbox = await service.create()
@@ -149,9 +160,11 @@ async def test_operations_that_wait_for_something_leave_their_places_to_others(f
 
 
 async def test_what_nodes_said_while_the_disk_was_full_is_not_lost(
-    folder: Path, node: NodeDouble, monkeypatch: pytest.MonkeyPatch
+    folder: Path, node: NodeDouble, monkeypatch: pytest.MonkeyPatch, database_url: str | None
 ) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05)
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, reconcile_every_s=0.05
+    )
     write, full, met = reconciler._write_events, True, asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -179,9 +192,11 @@ async def test_what_nodes_said_while_the_disk_was_full_is_not_lost(
 
 
 async def test_a_node_that_stands_still_shows_as_unreachable(
-    folder: Path, node: NodeDouble, monkeypatch: pytest.MonkeyPatch
+    folder: Path, node: NodeDouble, monkeypatch: pytest.MonkeyPatch, database_url: str | None
 ) -> None:
-    config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05)
+    config = ControlConfig(
+        folder=folder / "control", node_socket=node.path, database_url=database_url, reconcile_every_s=0.05
+    )
     async with in_process(config) as service:
         await service.ready()
         sandbox = await service.create()

@@ -5,6 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import only_sqlite as database_url
 from tests.support.control_service import Service, in_process
 from tests.support.node_double import NodeDouble
 
@@ -13,7 +14,7 @@ from hatchway.domain.errors import NotFound
 from hatchway.wire import supervision, tracing
 from hatchway.wire.metrics import MetricsAccess, hash_token
 
-__all__ = ["folder", "node", "service"]
+__all__ = ["database_url", "folder", "node", "service"]
 
 
 async def test_what_a_sandbox_uses_is_told_by_its_node(service: Service) -> None:

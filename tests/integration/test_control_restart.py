@@ -12,20 +12,20 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.certificates import Authority
-from tests.support.control_fixtures import folder, node
+from tests.support.control_fixtures import database_url, folder, node
 from tests.support.control_service import WITHIN, ControlProcess, Service, in_process
 from tests.support.node_double import NodeDouble
 
 from hatchway.control.main import ControlConfig, TlsNode
 from hatchway.domain.errors import Unavailable
 
-__all__ = ["folder", "node"]
+__all__ = ["database_url", "folder", "node"]
 
 
 @pytest.fixture
-async def process(folder: Path, node: NodeDouble) -> AsyncIterator[ControlProcess]:
+async def process(folder: Path, node: NodeDouble, database_url: str | None) -> AsyncIterator[ControlProcess]:
     """A control process that has not been started."""
-    control = ControlProcess(folder / "control", node.path)
+    control = ControlProcess(folder / "control", node.path, database_url)
     yield control
     control.kill()
 
@@ -226,7 +226,9 @@ async def test_a_node_on_another_host_over_mutual_tls(
     far, authority = remote
     far.isolation = "hardware"
     config = ControlConfig(
-        folder=folder / "control", node_socket=node.path, more_nodes=(_address(far, authority, authority),)
+        folder=folder / "control",
+        node_socket=node.path,
+        more_nodes=(_address(far, authority, authority),),
     )
     async with in_process(config) as service:
         async with asyncio.timeout(WITHIN):

@@ -89,7 +89,7 @@ async def _see(release: Release) -> Seen:
                 "root",
             )
         folder = here.folder / "baked"
-        baker = Baker(Images(release.folder.parents[1]), here.driver, here.launcher, folder)
+        baker = Baker(here.driver, here.launcher, folder)
         shape = Shape(memory_mib=256, disk_mib=2 * DEFAULT_DISK_MIB)
         baked = await baker.baked(release, shape)
         restored = {}

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support import postgres
 from tests.support.control_service import Service, in_process
 from tests.support.node_double import NodeDouble
 
@@ -18,6 +19,21 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """The database of a control plane: a file in its folder (None), or one on a server."""
+    if request.param == "sqlite":
+        yield None
+    else:
+        with postgres.database_url() as url:
+            yield url
+
+
+@pytest.fixture
+def only_sqlite() -> None:
+    """For modules that have nothing to do with the database: import it as `database_url`."""
+
+
 @pytest.fixture
 async def node(folder: Path) -> AsyncIterator[NodeDouble]:
     """A node that listens."""
@@ -28,8 +44,10 @@ async def node(folder: Path) -> AsyncIterator[NodeDouble]:
 
 
 @pytest.fixture
-async def service(folder: Path, node: NodeDouble) -> AsyncIterator[Service]:
+async def service(folder: Path, node: NodeDouble, database_url: str | None) -> AsyncIterator[Service]:
     """A control plane that is connected to the node."""
-    async with in_process(ControlConfig(folder=folder / "control", node_socket=node.path)) as running:
+    config = ControlConfig(folder=folder / "control", node_socket=node.path, database_url=database_url)
+    async with in_process(config) as running:
         await running.ready()
+        await node.followed()
         yield running

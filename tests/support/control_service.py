@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -101,15 +102,15 @@ async def in_process(config: ControlConfig) -> AsyncIterator[Service]:
 class ControlProcess:
     """The control plane in a process of its own."""
 
-    def __init__(self, folder: Path, node_socket: Path) -> None:
-        self._folder, self._node = folder, node_socket
+    def __init__(self, folder: Path, node_socket: Path, database_url: str | None = None) -> None:
+        self._folder, self._node, self._url = folder, node_socket, database_url
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> Service:
         """Starts it; returns when it serves."""
         sock = listen()
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(self._folder), str(self._node), str(sock.fileno())],
+            [sys.executable, __file__, str(self._folder), str(self._node), str(sock.fileno()), self._url or ""],
             pass_fds=[sock.fileno()],
             stdout=subprocess.PIPE,
         )
@@ -119,6 +120,16 @@ class ControlProcess:
         line = await asyncio.wait_for(asyncio.to_thread(self._process.stdout.readline), 60)
         assert line == b"ready\n", line
         return Service(f"http://127.0.0.1:{port}", self._folder)
+
+    def stop(self) -> None:
+        """SIGSTOP: it holds everything and does nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -133,8 +144,8 @@ class ControlProcess:
 def _main() -> None:
     from hatchway.control.main import run
 
-    folder, node, fd = sys.argv[1:]
-    config = ControlConfig(folder=Path(folder), node_socket=Path(node))
+    folder, node, fd, url = sys.argv[1:]
+    config = ControlConfig(folder=Path(folder), node_socket=Path(node), database_url=url or None, lease_s=1.0)
     run(config, api=socket.socket(fileno=int(fd)), ready=lambda: print("ready", flush=True))
 
 

@@ -36,10 +36,19 @@ class NodeDouble:
         self.boxes: dict[str, wire.Observed] = {}
         self.specs: dict[str, wire.SandboxSpec] = {}
         self.snapshots: dict[str, wire.Snapshot] = {}
+        self.exports: dict[str, wire.ExportRequest] = {}
+        self.signatures: dict[str, bytes] = {}
+        self.uploads: dict[str, wire.UploadDescription] = {}
+        """Uploads that are complete, by id."""
         self.sessions: dict[str, wire.SessionStatus] = {}
         self.session_specs: dict[str, wire.SessionSpec] = {}
         self.hooks: dict[str, Hook] = {}
         self.calls: list[str] = []
+        self.activity: dict[str, wire.Activity] = {}
+        """What is said of a sandbox that is asked after; nothing here: nobody has used it for ages."""
+        self.asked_activity = 0
+        self.stayed: list[wire.StayRequest] = []
+        self.vmm = "double"
         self.configured: wire.Configure | None = None
         self.sequence = time.time_ns() // 1000
         self.tls: tuple[str, ssl.SSLContext] | None = None
@@ -70,6 +79,11 @@ class NodeDouble:
             await connection.close()
         self._listeners.clear()
         await self._server.wait_closed()
+
+    async def followed(self) -> None:
+        """Returns when a control process listens to what happens here."""
+        while not self._listeners:
+            await asyncio.sleep(0.01)
 
     # -- what happens unasked
 
@@ -122,7 +136,7 @@ class NodeDouble:
                     attach_url=self.attach_url,
                     port_url="http://{port}-{sandbox}.localhost:7071/",
                     isolation=self.isolation,
-                    vmm="double",
+                    vmm=self.vmm,
                     cpus=2,
                     memory_mib=4096,
                     disk_mib=100_000,
@@ -147,6 +161,15 @@ class NodeDouble:
                 return self._create(request)
             case "sandbox.metrics":
                 return self._metrics(request)
+            case "sandbox.activity":
+                self.asked_activity += 1
+                found = (
+                    self.activity.get(one, wire.Activity(sandbox_id=one, idle_s=1e9)) for one in request.sandbox_ids
+                )
+                return wire.Activities(activities=tuple(found))
+            case "sandbox.stay":
+                self.stayed.append(request)
+                return wire.Empty()
             case "sandbox.get":
                 return self._box(request)
             case "sandbox.delete":
@@ -174,8 +197,44 @@ class NodeDouble:
                 return wire.Empty()
             case "snapshot.list":
                 return wire.SnapshotList(snapshots=tuple(self.snapshots.values()))
+            case "export.make":
+                self.exports[request.export_id] = request
+                return wire.ExportHead(head=b"head of " + request.export_id.encode())
+            case "export.seal":
+                self.signatures[request.export_id] = request.signature
+                return wire.ExportMade(
+                    export_id=request.export_id,
+                    size_bytes=4711,
+                    digest="sha256:" + "0" * 64,
+                    expires_at=time.time() + request.kept_s,
+                )
+            case "export.delete" | "upload.delete":
+                self.exports.pop(request.export_id, None)
+                self.uploads.pop(request.export_id, None)
+                return wire.Empty()
+            case "upload.describe":
+                if request.export_id not in self.uploads:
+                    raise NotFound("unknown_upload", "There is no such upload here.", "")
+                return self.uploads[request.export_id]
+            case "sandbox.import":
+                return self._import(request)
             case _:
                 return self._session(method, request)
+
+    def _import(self, request: wire.ImportRequest) -> wire.Observed:
+        if request.sandbox_id not in self.boxes:
+            self.sequence += 1
+            self.uploads.pop(request.upload_id, None)
+            self.boxes[request.sandbox_id] = wire.Observed(
+                sandbox_id=request.sandbox_id,
+                project=request.project,
+                generation=request.generation,
+                state=State.SUSPENDED if request.memory else State.STOPPED,
+                boot_id="boot",
+                sequence=self.sequence,
+            )
+            self.specs[request.sandbox_id] = request
+        return self.boxes[request.sandbox_id]
 
     def _release(self) -> wire.TemplateRelease:
         return wire.TemplateRelease(name="seed", tag="latest", digest=DIGEST, size_bytes=1, created_at=1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
-from hatchway.node import sandbox as sandbox_module
+from hatchway.node import greeting
 from hatchway.node.context import Context
 from hatchway.node.events import Events
 from hatchway.node.guest.seam import AgentHello
@@ -238,7 +238,7 @@ class Node:
         self.boot_id = "boot-1"
         self.room: Any = room or Room()
         self.seen: list[Any] = []
-        monkeypatch.setattr(sandbox_module, "connect", self._connect)
+        monkeypatch.setattr(greeting, "connect", self._connect)
         self._make()
 
     async def _connect(self, path: Path, **_: Any) -> Link:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from hatchway.bench.commands import BENCHES
 from hatchway.cli import passing
 
 HATCHWAY = [sys.executable, "-m", "hatchway.cli.main"]
@@ -38,9 +39,13 @@ COMMANDS = [
     "templates",
     "keys",
     "events",
+    "top",
+    "journal",
     "up",
     "down",
     "doctor",
+    "backup",
+    "bench",
 ]
 
 
@@ -60,7 +65,12 @@ def test_help_names_every_command() -> None:
     done = hatchway("--help")
     assert done.returncode == 0
     listed = [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")]
-    assert set(COMMANDS) <= set(listed)
+    assert sorted(COMMANDS) == sorted(listed)
+
+
+def test_help_names_every_bench() -> None:
+    named = hatchway("bench", "--help", COLUMNS="200").stdout
+    assert f"[{'|'.join(BENCHES)}]..." in named
 
 
 def test_help_loads_neither_the_http_library_nor_the_terminal_toolkit_nor_the_service() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import hatchway.client
-from hatchway.client import afiles, aio, aterminal, files, forwarding, sync, terminal
+from hatchway.client import afiles, aio, arecords, aterminal, files, forwarding, records, sync, terminal
 
 NAMES = """
 AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal BadAnswer BadGateway CommandFailed
@@ -41,13 +41,13 @@ METHODS = {
 
 
 def class_of(name: str) -> type:
-    modules = (sync, aio, files, afiles, terminal, aterminal, forwarding)
+    modules = (sync, aio, records, arecords, files, afiles, terminal, aterminal, forwarding)
     return next(getattr(module, name) for module in modules if hasattr(module, name))  # type: ignore[no-any-return]  # a class
 
 
 def signature(function: Callable[..., object]) -> str:
     text = str(inspect.signature(function))
-    return re.sub(r"\.a(io|files|terminal)\.", r".\1.", text.replace("Async", "")).replace(".io.", ".sync.")
+    return re.sub(r"\.a(io|files|records|terminal)\.", r".\1.", text.replace("Async", "")).replace(".io.", ".sync.")
 
 
 def test_names_are_pinned() -> None:

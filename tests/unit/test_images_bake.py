@@ -113,7 +113,7 @@ def release(tmp_path: Path) -> Release:
 
 
 def new_baker(tmp_path: Path, host: Host, **options: object) -> QuickBaker:
-    baker = QuickBaker(Images(tmp_path / "images"), host, host, tmp_path / "baked", **options)  # type: ignore[arg-type]
+    baker = QuickBaker(host, host, tmp_path / "baked", **options)  # type: ignore[arg-type]
     baker.gate = asyncio.Event()
     baker.gate.set()
     return baker

@@ -17,6 +17,7 @@ from hatchway.domain.errors import Conflict, HatchwayError, Internal, Unavailabl
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State
 from hatchway.domain.shapes import Shape
+from hatchway.node import adoption, creation, pausing
 from hatchway.node import record as records
 from hatchway.node import sandbox as sandbox_module
 from hatchway.node import sandboxes as sandboxes_module
@@ -239,7 +240,7 @@ async def test_a_death_right_behind_a_pause_is_not_overwritten(node: Node) -> No
 
     node.launcher.hooks["pause"] = die
     with pytest.raises(HatchwayError):
-        await sandbox.pause()
+        await pausing.pause(sandbox)
     await settle()
     assert (sandbox.observed().state, sandbox.observed().cause) == ("failed", "vmm_died")
 
@@ -259,7 +260,7 @@ async def test_a_death_right_behind_a_pause_is_not_overwritten(node: Node) -> No
 async def test_a_machine_that_does_not_come_up_says_whether_it_died(
     node: Node, monkeypatch: pytest.MonkeyPatch, verb: str, ends: ExitStatus | None, cause: str
 ) -> None:
-    monkeypatch.setattr(sandbox_module, "END_SEEN_WITHIN_S", 0.0 if ends is None else 20.0)
+    monkeypatch.setattr(creation, "END_SEEN_WITHIN_S", 0.0 if ends is None else 20.0)
     spec = node.spec()
     if verb == "start":
         await node.sandboxes.create(spec)
@@ -349,9 +350,9 @@ async def test_a_deletion_without_a_launcher_is_repeated_and_nothing_else_is_pos
     with pytest.raises(Unavailable):
         await sandbox.delete()
     assert State(sandbox.observed().state) is State.FAILED
-    for verb in (sandbox.start, sandbox.pause, sandbox.resume):
+    for verb in (creation.start, pausing.pause, pausing.resume):
         with pytest.raises(Conflict):
-            await verb()
+            await verb(sandbox)
     node.launcher.hooks.clear()
     assert (await sandbox.delete()).state == "deleted"
     assert node.launcher.machines == {}
@@ -382,27 +383,27 @@ async def test_a_pause_that_was_done_and_not_answered_shows_as_done(node: Node) 
 
     node.launcher.hooks["pause"] = late
     with pytest.raises(Unavailable):
-        await sandbox.pause()
+        await pausing.pause(sandbox)
     assert sandbox.observed().state == "paused"
     node.launcher.hooks.clear()
-    assert (await sandbox.resume()).state == "running"
+    assert (await pausing.resume(sandbox)).state == "running"
 
 
 async def test_a_resume_whose_agent_does_not_answer_stays_paused_and_can_be_tried_again(node: Node) -> None:
     spec = node.spec()
     await node.sandboxes.create(spec)
     sandbox, machine = node.sandboxes.get(spec.sandbox_id), node.launcher.machines[spec.sandbox_id]
-    await sandbox.pause()
+    await pausing.pause(sandbox)
 
     async def silent() -> None:
         raise LinkLost("the agent does not answer")
 
     node.launcher.hooks["setup"] = silent
     with pytest.raises(HatchwayError):
-        await sandbox.resume()
+        await pausing.resume(sandbox)
     assert (sandbox.observed().state, machine.status) == ("paused", "paused")
     node.launcher.hooks.clear()
-    assert (await sandbox.resume()).state == "running"
+    assert (await pausing.resume(sandbox)).state == "running"
     assert machine.status == "running"
 
 
@@ -419,20 +420,20 @@ async def test_a_silent_guest_keeps_no_other_sandbox_from_being_served(
     await asyncio.wait_for(node.restart(), WITHIN)
     sandbox = node.sandboxes.get(spec.sandbox_id)
     assert sandbox.observed().state == "running"
-    pausing = asyncio.create_task(sandbox.pause())
+    pause = asyncio.create_task(pausing.pause(sandbox))
     await settle()
-    assert not pausing.done(), "verbs wait until it is found out"
+    assert not pause.done(), "verbs wait until it is found out"
     gate.open.set()
-    assert (await pausing).state == "paused"
+    assert (await pause).state == "paused"
     gate.open.clear()
-    await sandbox.resume()
+    await pausing.resume(sandbox)
     await asyncio.wait_for(node.restart(), WITHIN)
     assert (await asyncio.wait_for(node.sandboxes.get(spec.sandbox_id).delete(), WITHIN)).state == "deleted"
     assert node.launcher.machines == {}
 
 
 async def test_a_host_that_is_busy_loses_no_machine_at_a_restart(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_module, "ADOPT_AGAIN_S", 0.0)
+    monkeypatch.setattr(adoption, "ADOPT_AGAIN_S", 0.0)
     spec = node.spec()
     await node.sandboxes.create(spec)
     left = [3]
@@ -452,8 +453,8 @@ async def test_a_host_that_is_busy_loses_no_machine_at_a_restart(node: Node, mon
 async def test_a_machine_that_cannot_be_taken_over_is_ended_and_said_to_be(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox_module, "ADOPT_AGAIN_S", 0.0)
-    monkeypatch.setattr(sandbox_module, "ADOPT_WITHIN_S", 0.0)
+    monkeypatch.setattr(adoption, "ADOPT_AGAIN_S", 0.0)
+    monkeypatch.setattr(adoption, "ADOPT_WITHIN_S", 0.0)
     spec = node.spec()
     await node.sandboxes.create(spec)
 
@@ -543,7 +544,7 @@ async def test_a_machine_that_a_dying_node_left_standing_goes_on(node: Node) -> 
     spec, asked = node.spec(), node.spec()
     for one in (spec, asked):
         await node.sandboxes.create(one)
-    await node.sandboxes.get(asked.sandbox_id).pause()
+    await pausing.pause(node.sandboxes.get(asked.sandbox_id))
     node.launcher.machines[spec.sandbox_id].status = "paused"  # for a snapshot, say
     thawed: list[str] = []
 
@@ -599,8 +600,8 @@ async def test_who_waits_for_a_creation_hears_that_it_was_given_up(node: Node) -
 async def test_any_history_ends_in_the_truth(node: Node, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Verbs, deaths, failures and restarts in any order: when all is quiet, what is shown is what there is."""
     chance = random.Random(seed)
-    for bound in ("ADOPT_AGAIN_S", "SAVE_AGAIN_S"):
-        monkeypatch.setattr(sandbox_module, bound, 0.0)
+    monkeypatch.setattr(adoption, "ADOPT_AGAIN_S", 0.0)
+    monkeypatch.setattr(sandbox_module, "SAVE_AGAIN_S", 0.0)
     specs = [node.spec() for _ in range(3)]
     write, quiet = records.write, False
 
@@ -638,8 +639,10 @@ async def test_any_history_ends_in_the_truth(node: Node, monkeypatch: pytest.Mon
                 await node.sandboxes.start(sandbox)
             elif sandbox is not None and action == "stop":
                 await sandbox.stop("", 0.1)
-            elif sandbox is not None and action in ("pause", "resume", "delete"):
-                await getattr(sandbox, action)()
+            elif sandbox is not None and action in ("pause", "resume"):
+                await getattr(pausing, action)(sandbox)
+            elif sandbox is not None and action == "delete":
+                await sandbox.delete()
 
     for _ in range(12):
         tasks = [asyncio.create_task(one(chance.choice(specs))) for _ in range(chance.randrange(1, 5))]

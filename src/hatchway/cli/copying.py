@@ -137,7 +137,7 @@ class Copier:
             if entry.is_dir:
                 return there.unpack(target.path, Body(pieces, None, again=True), user=self._user)
             # What the kernel makes up has no size beforehand.
-            body = Body(pieces, entry.size or None, again=True)
+            body = Body(pieces, entry.size if entry.size > 0 else None, again=True)
             written = there.write(target.path, body, mode=entry.mode & 0o777, user=self._user)
         return Transfer(files=1, bytes=written.size)
 

@@ -1,4 +1,4 @@
-"""Commands that run the service itself: `up`, `down`, `doctor`. With `keys`, the only module here that reaches the supervisor."""
+"""Commands that run the service itself: `up`, `down`, `doctor`, `bench`. With `keys` and `journal`, the only ones that reach the supervisor."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +34,7 @@ def register(app: typer.Typer) -> None:
     app.command("up")(up)
     app.command("down")(down)
     app.command("doctor")(doctor)
+    app.command("backup")(backup)
     app.command("bench")(bench)
 
 
@@ -68,6 +69,14 @@ def up(
     data_port: Annotated[
         int | None,
         typer.Option("--data-port", min=0, max=65535, help="Port of the data plane; 0: any.", show_default="7071"),
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            "--database-url",
+            help="PostgreSQL database, without a password in it: postgresql://user@host/database.",
+            show_default="a file in the data folder",
+        ),
     ] = None,
     bake: Annotated[
         bool | None,
@@ -105,6 +114,7 @@ def up(
             api_port=api_port,
             data_host=data_host,
             data_port=data_port,
+            database_url=database_url,
             bake=bake,
             vmm=cast("DriverName | None", vmm),
         )
@@ -134,11 +144,33 @@ def doctor(data_dir: DataDir = None, config: Config = None, json: Json = False) 
     finish(lambda: commands.doctor(_settings(data_dir, config), as_json=json), json)
 
 
+def backup(
+    file: Annotated[
+        Path, typer.Argument(help="The copy: a new file, or with --restore the one to take.", show_default=False)
+    ],
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Take the copy for the database of a service that is down.")
+    ] = False,
+    data_dir: DataDir = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Copy the database into a file, beside the running service; or put a copy back."""
+    from hatchway.supervisor import backup as copies
+
+    def body() -> int:
+        settings = _settings(data_dir, config)
+        (copies.put_back if restore else copies.make)(settings, file.absolute())
+        return 0
+
+    finish(body, json)
+
+
 def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[floor|create|exec|idle|stream|files|density|concurrency|hostile|neighbour|fair]...",
+            metavar="[floor|create|exec|idle|stream|files|density|lifecycle|fork|concurrency|hostile|neighbour|fair]...",
             help="Default: all.",
         ),
     ] = None,

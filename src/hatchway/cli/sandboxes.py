@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .front import Front
-from .options import Disk, Memory, Name, NoWait, SandboxId, Template, Vcpus, pairs
+from .options import Disk, Memory, Name, NoWait, SandboxId, Vcpus, pairs
 from .shared import with_front
 
 if TYPE_CHECKING:
@@ -31,7 +31,13 @@ def register(app: typer.Typer) -> None:
 @with_front
 def create(
     front: Front,
-    template: Template = "seed:latest",
+    template: Annotated[
+        str | None,
+        typer.Option("--template", "-t", help="Template to make the sandbox from.", show_default="seed:latest"),
+    ] = None,
+    snapshot: Annotated[
+        str | None, typer.Option("--snapshot", metavar="ID", help="Snapshot to make it from instead, with its size.")
+    ] = None,
     name: Name = None,
     vcpus: Vcpus = None,
     memory: Memory = None,
@@ -48,6 +54,7 @@ def create(
     """Make a sandbox that stays, and print its id."""
     sandbox = front.client.sandboxes.create(
         template,
+        snapshot=snapshot,
         name=name,
         metadata=pairs(metadata, "--metadata") or None,
         env=pairs(env, "--env") or None,

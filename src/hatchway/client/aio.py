@@ -5,18 +5,17 @@ Every method is one flow, carried out by the async driver; `sync` has the same f
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
 from . import calls, streams
+from .arecords import AsyncKeys, AsyncOperations, AsyncSnapshots, AsyncTemplates, all_of
 from .atransport import AsyncDriver
 from .config import find
 from .events import Exit, SessionEvent, StreamName
 from .models import (
-    Key,
     Limits,
-    NewKey,
     Operation,
     Result,
     SandboxInfo,
@@ -25,7 +24,6 @@ from .models import (
     ServiceEvent,
     SessionInfo,
     Snapshot,
-    Template,
 )
 from .reach import Reach, Scope, check_port, make_token, port_link, port_url
 from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from .afiles import AsyncFiles
     from .aterminal import AsyncTerminal
     from .forwarding import AsyncForward, OnError
-
-T = TypeVar("T")
 
 
 class AsyncHatchway:
@@ -125,7 +121,7 @@ class AsyncSandboxes:
         self, *, state: str | None = None, template: str | None = None, metadata: Mapping[str, str] | None = None
     ) -> AsyncIterator[SandboxInfo]:
         """Iterates over the sandboxes with this state, template and metadata, page by page."""
-        return _all(self._driver, calls.sandboxes(state, template, metadata))
+        return all_of(self._driver, calls.sandboxes(state, template, metadata))
 
     async def metrics(self, sandbox_id: str) -> SandboxMetrics:
         """Asks what one of them uses: CPU, memory, disk and processes, as its guest says and as its host counts."""
@@ -217,7 +213,7 @@ class AsyncSandbox:
 
     def snapshots(self, *, kind: str | None = None) -> AsyncIterator[Snapshot]:
         """Iterates over its snapshots, newest first."""
-        return _all(self._driver, calls.snapshots(self.id, kind))
+        return all_of(self._driver, calls.snapshots(self.id, kind))
 
     async def rollback(self, snapshot: Snapshot | str, *, timeout: float = 300.0) -> Operation:
         """Goes back to one of its own snapshots: from a `full` one it runs on, from a `disk` one it is stopped."""
@@ -308,7 +304,7 @@ class AsyncSandbox:
 
     def sessions(self) -> AsyncIterator[SessionInfo]:
         """Iterates over the command sessions of the sandbox, as far as they are kept."""
-        return _all(self._driver, calls.sessions_of(self.id))
+        return all_of(self._driver, calls.sessions_of(self.id))
 
     @property
     def files(self) -> "AsyncFiles":
@@ -538,88 +534,3 @@ class AsyncSessions:
         return AsyncSession(
             self._driver, calls.Opened(await self._driver.run(calls.get_session(session_id)), None), fresh=False
         )
-
-
-class AsyncSnapshots:
-    """The snapshots of the project."""
-
-    def __init__(self, driver: AsyncDriver) -> None:
-        self._driver = driver
-
-    async def get(self, snapshot_id: str) -> Snapshot:
-        """Returns the snapshot with this id; raises `NotFound`."""
-        return await self._driver.run(calls.get_snapshot(snapshot_id))
-
-    def list(self, *, sandbox: str | None = None, kind: str | None = None) -> AsyncIterator[Snapshot]:
-        """Iterates over the snapshots of this sandbox and kind, newest first, page by page."""
-        return _all(self._driver, calls.snapshots(sandbox, kind))
-
-    async def delete(self, snapshot_id: str) -> Snapshot:
-        """Deletes a snapshot; it is `deleting` while its node is away."""
-        return await self._driver.run(calls.delete_snapshot(snapshot_id))
-
-
-class AsyncOperations:
-    """The records of lifecycle requests."""
-
-    def __init__(self, driver: AsyncDriver) -> None:
-        self._driver = driver
-
-    async def get(self, operation_id: str) -> Operation:
-        """Returns the operation with this id; raises `NotFound`."""
-        return await self._driver.run(calls.get_operation(operation_id))
-
-    def list(self) -> AsyncIterator[Operation]:
-        """Iterates over the operations of the project, page by page."""
-        return _all(self._driver, calls.operations())
-
-    async def wait(self, operation_id: str, *, timeout: float = 120.0) -> Operation:
-        """Stays until it has succeeded; raises `OperationFailed`, or `WaitTimeout` after `timeout` seconds."""
-        return await self._driver.run(calls.wait_operation(operation_id, timeout_s=timeout))
-
-    async def cancel(self, operation_id: str) -> Operation:
-        """Asks that it be given up."""
-        return await self._driver.run(calls.cancel_operation(operation_id))
-
-
-class AsyncTemplates:
-    """What sandboxes can be made from."""
-
-    def __init__(self, driver: AsyncDriver) -> None:
-        self._driver = driver
-
-    def list(self) -> AsyncIterator[Template]:
-        """Iterates over the releases that are there."""
-        return _all(self._driver, calls.templates())
-
-
-class AsyncKeys:
-    """The API keys of the project."""
-
-    def __init__(self, driver: AsyncDriver) -> None:
-        self._driver = driver
-
-    async def create(
-        self, name: str, *, scopes: Sequence[str] | None = None, expires_in: float | None = None
-    ) -> NewKey:
-        """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked."""
-        return await self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in)))
-
-    def list(self) -> AsyncIterator[Key]:
-        """Iterates over the keys, without their secrets."""
-        return _all(self._driver, calls.keys())
-
-    async def delete(self, key_id: str) -> None:
-        """Revokes a key: it stops working at once."""
-        await self._driver.run(calls.delete_key(key_id))
-
-
-async def _all(driver: AsyncDriver, listing: calls.Listing[T]) -> AsyncIterator[T]:
-    cursor: str | None = None
-    while True:
-        page = await driver.run(listing.page(cursor))
-        for item in page.items:
-            yield item
-        cursor = page.cursor
-        if cursor is None:
-            return

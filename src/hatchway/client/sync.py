@@ -5,7 +5,7 @@ Every method is one flow, carried out by the sync driver; `aio` has the same for
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
@@ -13,9 +13,7 @@ from . import calls, streams
 from .config import find
 from .events import Exit, SessionEvent, StreamName
 from .models import (
-    Key,
     Limits,
-    NewKey,
     Operation,
     Result,
     SandboxInfo,
@@ -24,9 +22,9 @@ from .models import (
     ServiceEvent,
     SessionInfo,
     Snapshot,
-    Template,
 )
 from .reach import Reach, Scope, check_port, make_token, port_link, port_url
+from .records import Keys, Operations, Snapshots, Templates, all_of
 from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
 from .transport import SyncDriver
 
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from .files import Files
     from .forwarding import Forward, OnError
     from .terminal import Terminal
-
-T = TypeVar("T")
 
 
 class Hatchway:
@@ -126,7 +122,7 @@ class Sandboxes:
         self, *, state: str | None = None, template: str | None = None, metadata: Mapping[str, str] | None = None
     ) -> Iterator[SandboxInfo]:
         """Iterates over the sandboxes with this state, template and metadata, page by page."""
-        return _all(self._driver, calls.sandboxes(state, template, metadata))
+        return all_of(self._driver, calls.sandboxes(state, template, metadata))
 
     def metrics(self, sandbox_id: str) -> SandboxMetrics:
         """Asks what one of them uses: CPU, memory, disk and processes, as its guest says and as its host counts."""
@@ -218,7 +214,7 @@ class Sandbox:
 
     def snapshots(self, *, kind: str | None = None) -> Iterator[Snapshot]:
         """Iterates over its snapshots, newest first."""
-        return _all(self._driver, calls.snapshots(self.id, kind))
+        return all_of(self._driver, calls.snapshots(self.id, kind))
 
     def rollback(self, snapshot: Snapshot | str, *, timeout: float = 300.0) -> Operation:
         """Goes back to one of its own snapshots: from a `full` one it runs on, from a `disk` one it is stopped."""
@@ -309,7 +305,7 @@ class Sandbox:
 
     def sessions(self) -> Iterator[SessionInfo]:
         """Iterates over the command sessions of the sandbox, as far as they are kept."""
-        return _all(self._driver, calls.sessions_of(self.id))
+        return all_of(self._driver, calls.sessions_of(self.id))
 
     @property
     def files(self) -> "Files":
@@ -535,85 +531,3 @@ class Sessions:
         Iterating starts its process, if nobody has done so before.
         """
         return Session(self._driver, calls.Opened(self._driver.run(calls.get_session(session_id)), None), fresh=False)
-
-
-class Snapshots:
-    """The snapshots of the project."""
-
-    def __init__(self, driver: SyncDriver) -> None:
-        self._driver = driver
-
-    def get(self, snapshot_id: str) -> Snapshot:
-        """Returns the snapshot with this id; raises `NotFound`."""
-        return self._driver.run(calls.get_snapshot(snapshot_id))
-
-    def list(self, *, sandbox: str | None = None, kind: str | None = None) -> Iterator[Snapshot]:
-        """Iterates over the snapshots of this sandbox and kind, newest first, page by page."""
-        return _all(self._driver, calls.snapshots(sandbox, kind))
-
-    def delete(self, snapshot_id: str) -> Snapshot:
-        """Deletes a snapshot; it is `deleting` while its node is away."""
-        return self._driver.run(calls.delete_snapshot(snapshot_id))
-
-
-class Operations:
-    """The records of lifecycle requests."""
-
-    def __init__(self, driver: SyncDriver) -> None:
-        self._driver = driver
-
-    def get(self, operation_id: str) -> Operation:
-        """Returns the operation with this id; raises `NotFound`."""
-        return self._driver.run(calls.get_operation(operation_id))
-
-    def list(self) -> Iterator[Operation]:
-        """Iterates over the operations of the project, page by page."""
-        return _all(self._driver, calls.operations())
-
-    def wait(self, operation_id: str, *, timeout: float = 120.0) -> Operation:
-        """Stays until it has succeeded; raises `OperationFailed`, or `WaitTimeout` after `timeout` seconds."""
-        return self._driver.run(calls.wait_operation(operation_id, timeout_s=timeout))
-
-    def cancel(self, operation_id: str) -> Operation:
-        """Asks that it be given up."""
-        return self._driver.run(calls.cancel_operation(operation_id))
-
-
-class Templates:
-    """What sandboxes can be made from."""
-
-    def __init__(self, driver: SyncDriver) -> None:
-        self._driver = driver
-
-    def list(self) -> Iterator[Template]:
-        """Iterates over the releases that are there."""
-        return _all(self._driver, calls.templates())
-
-
-class Keys:
-    """The API keys of the project."""
-
-    def __init__(self, driver: SyncDriver) -> None:
-        self._driver = driver
-
-    def create(self, name: str, *, scopes: Sequence[str] | None = None, expires_in: float | None = None) -> NewKey:
-        """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked."""
-        return self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in)))
-
-    def list(self) -> Iterator[Key]:
-        """Iterates over the keys, without their secrets."""
-        return _all(self._driver, calls.keys())
-
-    def delete(self, key_id: str) -> None:
-        """Revokes a key: it stops working at once."""
-        self._driver.run(calls.delete_key(key_id))
-
-
-def _all(driver: SyncDriver, listing: calls.Listing[T]) -> Iterator[T]:
-    cursor: str | None = None
-    while True:
-        page = driver.run(listing.page(cursor))
-        yield from page.items
-        cursor = page.cursor
-        if cursor is None:
-            return

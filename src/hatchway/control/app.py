@@ -12,6 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hatchway.control import (
+    archives,
     events,
     health,
     idempotency,
@@ -29,7 +30,7 @@ from hatchway.control import (
     usage,
 )
 from hatchway.control.endpoints import Call, Endpoint, NoBody, problem
-from hatchway.control.plane import Plane
+from hatchway.control.plane import Plane, give_back
 from hatchway.control.scrape import Metrics
 from hatchway.domain import problems
 from hatchway.domain.checking import decode, require_json
@@ -51,6 +52,7 @@ from hatchway.wire.tracing import Traced
 ENDPOINTS: tuple[Endpoint, ...] = (
     *sandboxes.ENDPOINTS,
     *snapshots.ENDPOINTS,
+    *archives.ENDPOINTS,
     *sessions.ENDPOINTS,
     *tokens.ENDPOINTS,
     *usage.ENDPOINTS,
@@ -63,6 +65,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 
 log = logging.getLogger(__name__)
+
+_PROJECT = "hatchway.project"
+"""In the state of a request: the project among whose requests it is counted."""
 
 _NOBODY = KeyRow(
     id="",
@@ -102,12 +107,16 @@ class _Path:
         self._methods = methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})
         request = Request(scope, receive)
         self._plane.requests += 1
         try:
             await self._serve(request, scope, receive, send)
         finally:
             self._plane.requests -= 1
+            project = scope["state"].get(_PROJECT)
+            if project is not None:
+                give_back(self._plane.requests_of, project)
 
     async def _serve(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
@@ -145,13 +154,9 @@ class _Path:
         if endpoint.scope is not None:
             key = await self._plane.auth.key_of(request, endpoint.scope)
             tracing.bind(project=key.project)
-        if self._plane.requests > self._plane.config.max_requests:
-            raise Exhausted(
-                "too_many_requests",
-                f"{self._plane.config.max_requests} requests are in hand.",
-                "Try again in a moment.",
-                limit=self._plane.config.max_requests,
-            )
+            request.scope["state"][_PROJECT] = key.project
+            self._plane.requests_of[key.project] += 1
+        self._require_place(key.project)
         if self._plane.ending.is_set():
             raise Unavailable("closing", "The service is being stopped.", "Try again in a moment.")
         raw = await requests.read_body(request) if endpoint.body is not None else b""
@@ -169,6 +174,17 @@ class _Path:
             idempotency=idempotency.key_of(request, raw) if endpoint.idempotent else None,
         )
         return await endpoint.handler(call)
+
+    def _require_place(self, project: str) -> None:
+        config = self._plane.config
+        for used, most, whose in (
+            (self._plane.requests, config.max_requests, ""),
+            (self._plane.requests_of[project], config.max_requests_per_project, " of the project"),
+        ):
+            if used > most:
+                raise Exhausted(
+                    "too_many_requests", f"{most} requests{whose} are in hand.", "Try again in a moment.", limit=most
+                )
 
 
 class _Refusing:

@@ -50,6 +50,11 @@ class ControlConfig:
     metrics: MetricsAccess = field(default_factory=MetricsAccess)
     """Who may read /metrics."""
     more_nodes: tuple[NodeAddress, ...] = ()
+    database_url: str | None = None
+    """A PostgreSQL database, which other control processes may share; None: a file in the folder."""
+    database_password: str | None = field(default=None, repr=False)
+    lease_s: float = 5.0
+    """After so many seconds without a sign of life others take up what this process was doing."""
     production: bool = False
     """Make no key for development, and start with none."""
     host: str = "127.0.0.1"
@@ -62,6 +67,11 @@ class ControlConfig:
     max_requests: int = 2048
     """Requests in hand at once, waiting ones and event streams among them."""
     max_event_streams: int = 64
+    max_requests_per_project: int = 1024
+    """Of `max_requests`, what one project may have in hand: the others always find a place."""
+    max_event_streams_per_project: int = 32
+    trusted_archive_keys: tuple[str, ...] = ()
+    """Keys of other installations whose archives may be imported here: `ID:PUBLIC`, as an export's `signed_by` says it."""
     operation_bound_s: float = 900.0
     """An operation other than a delete that has not ended by then, node away or not, fails."""
     reconcile_every_s: float = 30.0
@@ -71,9 +81,9 @@ class ControlConfig:
     """How long a deleted sandbox can still be seen."""
 
     @property
-    def database(self) -> Path:
-        """The database file."""
-        return self.folder / "hatchway.db"
+    def database(self) -> str:
+        """Where the database is, as `Database.open` takes it."""
+        return self.database_url or str(self.folder / "hatchway.db")
 
     @property
     def development_key(self) -> Path:

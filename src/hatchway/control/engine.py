@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from hatchway.control import metrics
+from hatchway.control.claims import Claims
 from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
 from hatchway.control.verbs import LOOK_WITHIN_S, carry_out
-from hatchway.domain.errors import HatchwayError, NotFound, Unavailable, Unprocessable
+from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State, Verb
 from hatchway.storage import operations, projects, transitions
 from hatchway.storage.database import Database
@@ -29,6 +30,9 @@ from hatchway.wire.node import Observed, Progress, SandboxRef
 FLUSH_EVERY_S = 0.25
 RETRY_S: tuple[float, ...] = (0.02, 0.1, 0.5, 2.0, 5.0)
 DELETE_RETRY_S: tuple[float, ...] = (0.2, 1.0, 5.0, 30.0)
+HANDOVER_S = 2.0
+"""How long an operation waits here for a node that another control process may reach."""
+WAITING = "waiting for the node"
 
 log = logging.getLogger(__name__)
 
@@ -69,15 +73,17 @@ class _Turn:
 class Engine:
     """Takes accepted operations. One sandbox has at most one task; `concurrency` tasks call nodes at once."""
 
-    def __init__(self, database: Database, nodes: Nodes, *, concurrency: int, bound_s: float) -> None:
+    def __init__(self, database: Database, nodes: Nodes, claims: Claims, *, concurrency: int, bound_s: float) -> None:
         self._database = database
         self._nodes = nodes
+        self._claims = claims
         self._bound_s = bound_s
         self._slots = asyncio.Semaphore(concurrency)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._flusher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._closed = False
+        self._elsewhere: dict[str, set[asyncio.Event]] = {}
         self.live: dict[str, Live] = {}
         self.on_released: Callable[[str], None] = lambda sandbox_id: None
         """Called with a sandbox's id when its operation ended."""
@@ -102,19 +108,60 @@ class Engine:
         return sandbox_id in self._tasks
 
     async def wait(self, operation_id: str, within: float) -> Finished | None:
-        """Waits up to `within` seconds; None when the operation has not ended by then, or was pre-empted."""
+        """Waits up to `within` seconds for an operation's end, wherever it is executed.
+
+        None when it has not ended by then, was pre-empted, or ended in another process: the database says which.
+        """
         live = self.live.get(operation_id)
-        if live is None:
-            return None
         try:
             async with asyncio.timeout(within):
-                return await asyncio.shield(live.done)
+                finished = None if live is None else await asyncio.shield(live.done)
+                if finished is None and self._claims.shared:
+                    await self._wait_elsewhere(operation_id)
+                return finished
         except TimeoutError:
             return None
+
+    def ended(self, operation_id: str) -> None:
+        """Takes note that an operation ended, perhaps in another process."""
+        for waiter in self._elsewhere.get(operation_id, ()):
+            waiter.set()
+
+    def drop(self, operation_id: str) -> None:
+        """Gives up an operation that another process ended, or may have taken over; what was sent to the node is sent."""
+        live = self.live.get(operation_id)
+        if live is not None and live.task is not None:
+            live.task.cancel()
+
+    def drop_all(self) -> None:
+        """Gives up everything in hand: others may have taken it over."""
+        for operation_id in list(self.live):
+            self.drop(operation_id)
+
+    async def _wait_elsewhere(self, operation_id: str) -> None:
+        ended = asyncio.Event()
+        self._elsewhere.setdefault(operation_id, set()).add(ended)
+        try:
+            # After the waiter is there: an end is either seen here or told later.
+            operation = await self._database.read(operations.find, operation_id)
+            if operation is not None and operation.finished_at is None:
+                await ended.wait()
+        finally:
+            waiters = self._elsewhere[operation_id]
+            waiters.discard(ended)
+            if not waiters:
+                del self._elsewhere[operation_id]
 
     async def cancel(self, project: str, operation_id: str) -> Finished:
         """Ends an operation that has not begun. Raises `NotFound`, `Conflict("not_cancellable")`."""
         live = self.live.get(operation_id)
+        if live is None and await self._claims.elsewhere(operation_id):
+            await self._database.read(operations.get, project, operation_id)
+            raise Conflict(
+                "not_cancellable",
+                "Another control process has the operation in hand.",
+                "Wait for its end, or delete the sandbox: that pre-empts it.",
+            )
         if live is not None and live.operation.project == project:
             if live.started_at is not None:
                 await self._write_progress([live])
@@ -178,8 +225,12 @@ class Engine:
         operation = live.operation
         attempt = 0
         while True:
+            if attempt and not await self._claims.holds(operation.id):
+                return None  # it was ended meanwhile, or is another process's now: nothing more may be sent
             try:
                 return await self._attempt(live, sandbox, turn)
+            except _GivenBack:
+                return None
             except _Again as again:
                 turn.give_back()
                 if operation.kind is Verb.DELETE and again.error.code not in LOST_CODES:
@@ -223,7 +274,8 @@ class Engine:
         if not self._nodes.is_connected(sandbox.node_id):
             # Operations of a node that is away must not keep those of the others from theirs.
             turn.give_back()
-            self._note(live, "waiting for the node")
+            self._note(live, WAITING)
+            await self._hand_over(live, sandbox)
         left = live.operation.created_at + self._bound_s - time.time()
         if live.operation.kind is Verb.DELETE:
             link = await self._nodes.wait(sandbox.node_id, within=self._bound_s)
@@ -242,6 +294,22 @@ class Engine:
         await turn.take()
         live.phase = "running"
         return link
+
+    async def _hand_over(self, live: Live, sandbox: SandboxRow) -> None:
+        """Lets a process have the operation that reaches the node, where there are others. Raises `_GivenBack`.
+
+        Not after its bound: then it ends here.
+        """
+        operation = live.operation
+        expired = operation.kind is not Verb.DELETE and time.time() > operation.created_at + self._bound_s
+        if not self._claims.shared or self._claims.alone or expired:
+            return
+        try:
+            await self._nodes.wait(sandbox.node_id, within=HANDOVER_S)
+        except Unavailable:
+            live.dirty = False
+            await self._claims.give_back(operation.id, WAITING)
+            raise _GivenBack from None
 
     async def _check_isolation(self, link: NodeLink, verb: Verb, sandbox: SandboxRow) -> None:
         """Holds every start to what sandbox and project require: node and project may have changed since the creation.
@@ -298,6 +366,10 @@ class Engine:
             live.dirty = False
         if notes:
             await self._database.write(operations.note_all_progress, notes)
+
+
+class _GivenBack(Exception):
+    """Another process is to execute the operation."""
 
 
 class _Again(Exception):

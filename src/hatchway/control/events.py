@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from hatchway.control import views
 from hatchway.control.endpoints import Call, Endpoint, NoBody
-from hatchway.control.plane import Plane
+from hatchway.control.plane import Plane, give_back
 from hatchway.domain.errors import Exhausted, InvalidRequest
 from hatchway.storage import outbox, retention, settings
 from hatchway.storage.database import Connection
-from hatchway.storage.rows import EventRow
+from hatchway.storage.rows import EventRow, KeyRow
 
 PING_EVERY_S = 15.0
 BATCH = 200
@@ -40,17 +40,31 @@ async def stream(call: Call[NoBody]) -> Response:
             "Close one, then try again.",
             limit=plane.config.max_event_streams,
         )
+    most = plane.config.max_event_streams_per_project
+    if plane.event_streams_of[call.project] >= most:
+        raise Exhausted(
+            "too_many_streams",
+            f"{most} event streams of the project are open.",
+            "Close one, then try again.",
+            limit=most,
+        )
     begin = _position(call)
     projects = (call.project, outbox.INSTALLATION) if "installation" in call.key.scopes else (call.project,)
     plane.event_streams += 1
+    plane.event_streams_of[call.project] += 1
     try:
         last, purged = await plane.database.read(_bounds)
     except BaseException:
-        plane.event_streams -= 1
+        _closed(plane, call.project)
         raise
     if begin is None or begin > last:
         begin, purged = last, 0
-    return _EventStream(plane, begin, purged, projects, call.query.subject)
+    return _EventStream(plane, begin, purged, projects, call.query.subject, call.key)
+
+
+def _closed(plane: Plane, project: str) -> None:
+    plane.event_streams -= 1
+    give_back(plane.event_streams_of, project)
 
 
 def _position(call: Call[NoBody]) -> int | None:
@@ -72,7 +86,13 @@ class _EventStream(Response):
     """One open stream. Its place among the bounded number of streams is given back however it ends."""
 
     def __init__(
-        self, plane: Plane, position: int, purged: int, projects: tuple[str, ...], subject: str | None
+        self,
+        plane: Plane,
+        position: int,
+        purged: int,
+        projects: tuple[str, ...],
+        subject: str | None,
+        key: KeyRow,
     ) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -83,6 +103,7 @@ class _EventStream(Response):
         self._purged = purged
         self._projects = projects
         self._subject = subject
+        self._key = key
         self._bell = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,13 +113,14 @@ class _EventStream(Response):
             loop.create_task(self._pump(send)),
             loop.create_task(_gone(receive)),
             loop.create_task(self._plane.ending.wait()),
+            loop.create_task(self._plane.auth.until_ended(self._key)),
         )
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks[0] in done:
                 tasks[0].result()
         finally:
-            self._plane.event_streams -= 1
+            _closed(self._plane, self._key.project)
             self._plane.database.on_commit.discard(self._bell.set)
             for task in tasks:
                 task.cancel()

@@ -32,6 +32,7 @@ RETRY_REMOTE_S = 1.0
 RETRY_AT_MOST_S = 10.0
 CONNECT_WITHIN_S = 10.0
 GREET_WITHIN_S = 10.0
+CONFIGURE_WITHIN_S = 5.0
 LOST_CODES = frozenset({"peer_lost", "node_unreachable", "busy"})
 """Codes of errors after which a verb can be sent again: the node may have done it or not."""
 
@@ -53,6 +54,9 @@ class NodeLink:
         """Since when it is unreachable; None while it is connected."""
         self.greeted_at: float | None = None
         """When it last answered a greeting (monotonic)."""
+        self.configured: Configure | None = None
+        """What the node was told last on this connection."""
+        self.configuring = asyncio.Lock()
         self._connection: Connection | None = None
 
     @property
@@ -150,6 +154,25 @@ class Nodes:
             raise unreachable(node_id or "of this installation") from None
         return link
 
+    async def configure(self, link: NodeLink) -> None:
+        """Tells a connected node what changed of its configuration, if anything did. A node that does not take it is connected anew."""
+        async with link.configuring:
+            wanted = await self._configure()
+            if wanted == link.configured or not link.connected:
+                return
+            try:
+                await link.call("node.configure", wanted, Empty, within=CONFIGURE_WITHIN_S)
+            except (HatchwayError, TimeoutError) as error:
+                # It learns it when it is connected again, before anything else.
+                log.warning("node %s was not configured: %s", link.node_id, error)
+                await link.drop()
+            else:
+                link.configured = wanted
+
+    async def configure_all(self) -> None:
+        """Tells every connected node, and returns when each was told or given up. A revocation holds on the nodes from then on."""
+        await asyncio.gather(*(self.configure(link) for link in self.ready()))
+
     async def _keep(self, link: NodeLink) -> None:
         pause = RETRY_LOCAL_S if isinstance(link.address, UnixNode) else RETRY_REMOTE_S
         told, failures = False, 0
@@ -193,12 +216,15 @@ class Nodes:
                 raise Unavailable(
                     "node_twice", f"The node {info.node_id} is configured twice.", "Remove one of its addresses."
                 )
-            await connection.call("node.configure", await self._configure(), Empty, within=GREET_WITHIN_S)
+            async with link.configuring:
+                link.configured = await self._configure()
+                await connection.call("node.configure", link.configured, Empty, within=GREET_WITHIN_S)
             link.info, link.lost_at, link._connection = info, None, connection
             greeted, link.greeted_at = True, time.monotonic()
             log.info("node %s connected: %s", info.node_id, link.address)
             async with self._changed:
                 self._changed.notify_all()
+            await self.configure(link)  # what was revoked after it was told, and before it was known to be there
             if self.on_connected is not None:
                 await self.on_connected(link)
             await connection.closed.wait()

@@ -1,6 +1,7 @@
-"""What is done to the API keys while no control process runs: the first key of a production service is made this way.
+"""What is done to the database without the API: the first key of a production service is made this way, and backups are.
 
-Runs as control's user, in a process of its own; the database's lock keeps it apart from a service that is up.
+Runs as control's user, in a process of its own. The lock of a database file keeps what changes it apart from a service that is up;
+one on a server is shared anyway.
 """
 
 import asyncio
@@ -12,13 +13,18 @@ from typing import Any
 import msgspec
 
 from hatchway.control import views
+from hatchway.control.config import ControlConfig
 from hatchway.control.keys import CreateKey
 from hatchway.domain.checking import decode
+from hatchway.storage import backup as copies
 from hatchway.storage import keys
 from hatchway.storage.database import Connection, Database
 
+BACKUP = "backup.part"
+"""Name of a copy on its way, in control's folder."""
 
-def create_key(database: Path, name: str, scopes: Sequence[str], expires_in_s: float | None) -> dict[str, Any]:
+
+def create_key(config: ControlConfig, name: str, scopes: Sequence[str], expires_in_s: float | None) -> dict[str, Any]:
     """Makes a key of the project `default`; the answer has its secret, this once. Raises what a request's check does."""
     body: dict[str, Any] = {"name": name, "scopes": list(scopes)}
     if expires_in_s is not None:
@@ -34,26 +40,26 @@ def create_key(database: Path, name: str, scopes: Sequence[str], expires_in_s: f
         )
         return {**views.key_fields(row), "key": secret}
 
-    made: dict[str, Any] = _write(database, make)
+    made: dict[str, Any] = _write(config, make)
     return made
 
 
-def list_keys(database: Path) -> list[dict[str, Any]]:
+def list_keys(config: ControlConfig) -> list[dict[str, Any]]:
     """The keys of the project `default` that work or have expired."""
 
     def read(connection: Connection) -> list[dict[str, Any]]:
         return [views.key_fields(row) for row in keys.list_all(connection, keys.DEFAULT_PROJECT)]
 
-    found: list[dict[str, Any]] = _write(database, read)
+    found: list[dict[str, Any]] = _write(config, read)
     return found
 
 
-def revoke_key(database: Path, key_id: str) -> None:
+def revoke_key(config: ControlConfig, key_id: str) -> None:
     """Ends a key. Raises `NotFound("unknown_key")`."""
-    _write(database, lambda connection: keys.revoke(connection, keys.DEFAULT_PROJECT, key_id))
+    _write(config, lambda connection: keys.revoke(connection, keys.DEFAULT_PROJECT, key_id))
 
 
-def revoke_development_keys(database: Path) -> list[str]:
+def revoke_development_keys(config: ControlConfig) -> list[str]:
     """Ends every key that was made for development, and removes the file of theirs that is beside the database; returns their ids."""
 
     def revoke(connection: Connection) -> list[str]:
@@ -62,14 +68,31 @@ def revoke_development_keys(database: Path) -> list[str]:
             keys.revoke(connection, row.project, row.id)
         return [row.id for row in found]
 
-    revoked: list[str] = _write(database, revoke)
-    (database.parent / "dev.key").unlink(missing_ok=True)
+    revoked: list[str] = _write(config, revoke)
+    config.development_key.unlink(missing_ok=True)
     return revoked
 
 
-def _write(path: Path, transaction: Callable[[Connection], Any]) -> Any:
+def backup(config: ControlConfig) -> str:
+    """Copies the database file, beside whoever works on it, and returns the copy's name in the folder. Raises what `backup.copy` does."""
+    made = config.folder / BACKUP
+    made.unlink(missing_ok=True)
+    copies.copy(Path(config.database), made)
+    return made.name
+
+
+def put_back(config: ControlConfig) -> None:
+    """Takes the copy that lies in the folder for the database. Raises `Unprocessable("backup_unusable")`; then nothing has changed."""
+    copied = config.folder / BACKUP
+    try:
+        copies.put_back(copied, Path(config.database))
+    finally:
+        copied.unlink(missing_ok=True)
+
+
+def _write(config: ControlConfig, transaction: Callable[[Connection], Any]) -> Any:
     async def run() -> Any:
-        database = await Database.open(str(path))
+        database = await Database.open(config.database, password=config.database_password)
         try:
             return await database.write(transaction)
         finally:

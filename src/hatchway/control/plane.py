@@ -3,25 +3,32 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hatchway.control import metrics
+from hatchway.control import archive_keys, metrics
 from hatchway.control.auth import Authenticator
+from hatchway.control.claims import Claims
 from hatchway.control.config import ControlConfig
 from hatchway.control.engine import Engine
+from hatchway.control.follower import Follower
+from hatchway.control.lifetimes import Lifetimes
 from hatchway.control.nodes import NodeLink, Nodes
 from hatchway.control.reconciler import Reconciler
+from hatchway.control.removal import Removal
 from hatchway.control.views import Condition
+from hatchway.control.wakes import Wakes
 from hatchway.domain.ids import new_id
-from hatchway.storage import keys, settings
+from hatchway.storage import keys, settings, tokens
 from hatchway.storage.database import Connection, Database
-from hatchway.storage.rows import SandboxRow
+from hatchway.storage.rows import EventRow, SandboxRow
 from hatchway.wire.node import Configure, TokenKey
 from hatchway.wire.tokens import Signer
 
 TOKEN_KEY = "token_key"
+_ENDS = ("operation.succeeded", "operation.failed", "operation.cancelled")
 
 log = logging.getLogger(__name__)
 
@@ -36,19 +43,33 @@ class Plane:
     nodes: Nodes
     engine: Engine
     reconciler: Reconciler
+    lifetimes: Lifetimes
+    wakes: Wakes
+    claims: Claims
+    follower: Follower
     signer: Signer
+    removal: Removal
     requests: int = 0
     """How many requests are in hand, event streams among them."""
     event_streams: int = 0
     """How many event streams are open."""
+    requests_of: Counter[str] = field(default_factory=Counter)
+    """Requests in hand by project."""
+    event_streams_of: Counter[str] = field(default_factory=Counter)
+    """Open event streams by project."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process is asked to end: open streams close then."""
 
     async def close(self) -> None:
         """Ends everything of ours; sandboxes and nodes go on."""
         self.ending.set()
+        await self.lifetimes.close()
+        await self.wakes.close()
         await self.reconciler.close()
+        await self.removal.close()
         await self.engine.close()
+        await self.follower.close()
+        await self.claims.close()
         await self.nodes.close()
         await self.auth.flush()
         await self.database.close()
@@ -82,35 +103,94 @@ class Plane:
         return None
 
 
+def give_back(places: Counter[str], project: str) -> None:
+    """One of a project's places is free again; a project without any is forgotten."""
+    places[project] -= 1
+    if places[project] <= 0:
+        del places[project]
+
+
 async def open_plane(config: ControlConfig) -> Plane:
     """Opens the database, takes up unfinished operations, begins to connect to the nodes. Raises what `Database.open` raises."""
-    database = await Database.open(str(config.database), ballast=config.ballast_mib << 20)
+    controller = new_id()
+    database = await Database.open(
+        config.database,
+        password=config.database_password,
+        controller=controller,
+        ballast=config.ballast_mib << 20,
+    )
     database.on_transaction = metrics.transaction
     try:
         signer, public = await database.write(_signer)
+        await database.write(archive_keys.ensure)
+        await database.read(archive_keys.trusted, config.trusted_archive_keys)  # a mistake in it is told now
 
         async def configure() -> Configure:
-            return Configure(token_keys=(TokenKey(key_id=signer.key_id, public=public),))
+            void = await database.read(tokens.revocations)
+            return Configure(
+                token_keys=(TokenKey(key_id=signer.key_id, public=public),),
+                revoked=void.tokens,
+                revoked_keys=void.keys,
+                cutoffs=void.cutoffs,
+                archive_keys=await database.read(archive_keys.trusted, config.trusted_archive_keys),
+            )
 
         auth = Authenticator(database)
         nodes = Nodes(config.nodes, configure)
-        engine = Engine(database, nodes, concurrency=config.max_concurrent_operations, bound_s=config.operation_bound_s)
+        claims = Claims(database, controller, lease_s=config.lease_s, bound_s=config.operation_bound_s)
+        follower = Follower(database)
+        engine = Engine(
+            database, nodes, claims, concurrency=config.max_concurrent_operations, bound_s=config.operation_bound_s
+        )
         reconciler = Reconciler(
             database,
             nodes,
             engine,
             auth,
+            claims,
             every_s=config.reconcile_every_s,
             deleted_kept_s=config.deleted_kept_s,
         )
         await database.write(keys.ensure_project, keys.DEFAULT_PROJECT)
+        claims.nodes = lambda: [link.node_id for link in nodes.ready() if link.node_id is not None]
+        claims.on_claimed = engine.submit
+        claims.on_lapsed = engine.drop_all
+        follower.listeners.append(_Hearing(engine, reconciler, auth).hear)
+        await follower.start()
+        await claims.start()
+        wakes = Wakes(database, engine)
+        reconciler.on_wake = wakes.wanted
         await reconciler.start()
         engine.start()
+        removal = Removal(database, nodes, engine)
+        await removal.start()
         nodes.start()
+        lifetimes = Lifetimes(database, nodes, engine)
+        lifetimes.start()
     except BaseException:
         await database.close()
         raise
-    return Plane(config, database, auth, nodes, engine, reconciler, signer)
+    return Plane(config, database, auth, nodes, engine, reconciler, lifetimes, wakes, claims, follower, signer, removal)
+
+
+class _Hearing:
+    """What follows here from what another control process did."""
+
+    def __init__(self, engine: Engine, reconciler: Reconciler, auth: Authenticator) -> None:
+        self._engine = engine
+        self._reconciler = reconciler
+        self._auth = auth
+
+    def hear(self, event: EventRow) -> None:
+        """Takes one event of the outbox."""
+        if event.kind in _ENDS:
+            operation_id = str(event.data.get("operation", ""))
+            if event.kind == "operation.cancelled":
+                self._engine.drop(operation_id)
+            self._engine.ended(operation_id)
+            self._reconciler.released(event.subject)
+        elif event.kind.startswith("key."):
+            self._auth.forget(event.subject)
 
 
 def _signer(connection: Connection) -> tuple[Signer, bytes]:

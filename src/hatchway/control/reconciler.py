@@ -8,11 +8,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from hatchway.control.auth import Authenticator
+from hatchway.control.claims import MAINTENANCE, Claims, of_node
 from hatchway.control.engine import Engine, lost
 from hatchway.control.nodes import NodeLink, Nodes, quietly
 from hatchway.domain.errors import HatchwayError
@@ -54,6 +55,7 @@ class Reconciler:
         nodes: Nodes,
         engine: Engine,
         auth: Authenticator,
+        claims: Claims,
         *,
         every_s: float,
         deleted_kept_s: float,
@@ -62,6 +64,7 @@ class Reconciler:
         self._nodes = nodes
         self._engine = engine
         self._auth = auth
+        self._claims = claims
         self._every_s = every_s
         self._deleted_kept_s = deleted_kept_s
         self._queue: asyncio.Queue[Observed | SessionStatus] = asyncio.Queue(MAX_QUEUED)
@@ -70,6 +73,9 @@ class Reconciler:
         self._comparing: dict[str, asyncio.Lock] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._foreign: dict[str, set[str]] = {}
+        self._led: set[asyncio.Task[bool]] = set()
+        self.on_wake: Callable[[NodeLink, str], None] = lambda link, sandbox_id: None
+        """Called when a node has traffic for a sandbox that does not run."""
         self._missed = False
         """Something that nodes said was not written: sessions are compared again too."""
 
@@ -78,7 +84,8 @@ class Reconciler:
         self._nodes.on_connected = self._node_connected
         self._nodes.on_lost = self._node_lost
         self._nodes.on_event = self._node_event
-        self._engine.on_released = self._released
+        self._engine.on_released = self.released
+        self._claims.on_gained = self._gained
         await self.take_up()
         loop = asyncio.get_running_loop()
         self._tasks = [
@@ -88,9 +95,10 @@ class Reconciler:
 
     async def close(self) -> None:
         """Stops listening."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._led]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_foreign(self, row: SandboxRow) -> bool:
         """Whether the sandbox's node holds it under a newer generation than ours: somebody else owns it now."""
@@ -100,6 +108,8 @@ class Reconciler:
         """Submits every operation that has not ended, that the engine does not know and that is at least so many seconds old."""
         accepted_by = time.time() - older_than_s
         for operation, _ in await self._database.read(_unfinished):
+            if self._claims.shared and operation.controller_id != self._claims.controller:
+                continue  # another process's, or to be claimed
             if operation.created_at > accepted_by or operation.id in self._engine.live:
                 continue
             # The engine lets go of an operation after its end is written: what is open now, and not the engine's, is nobody's.
@@ -111,10 +121,23 @@ class Reconciler:
     def _node_event(self, link: NodeLink, event: Event) -> None:
         if event.progress is not None:
             self._engine.progress(event.progress)
+        elif link.node_id is None or not self._claims.leads(of_node(link.node_id)):
+            return  # another process writes down what this node says
         elif event.observed is not None:
             self._observed(event.observed)
         elif event.session is not None:
             self._enqueue(event.session)
+        elif event.wake is not None:
+            self.on_wake(link, event.wake.sandbox_id)
+
+    def _gained(self, name: str) -> None:
+        """What a node said to a process that led before may not have been written down."""
+        for link in self._nodes.ready():
+            if link.node_id is not None and name == of_node(link.node_id):
+                work = self._step(f"comparison with {link.node_id}", self._compare_all(link, True))
+                task = asyncio.get_running_loop().create_task(work)
+                self._led.add(task)
+                task.add_done_callback(self._led.discard)
 
     def _observed(self, seen: Observed) -> None:
         if self._engine.busy(seen.sandbox_id):
@@ -122,7 +145,8 @@ class Reconciler:
         else:
             self._enqueue(seen)
 
-    def _released(self, sandbox_id: str) -> None:
+    def released(self, sandbox_id: str) -> None:
+        """Takes up again what was seen of a sandbox while its operation was in hand, here or in another process."""
         seen = self._deferred.pop(sandbox_id, None)
         if seen is not None:
             # What the operation itself ended with is newer, or the same, and then this changes nothing.
@@ -144,10 +168,18 @@ class Reconciler:
             while not self._queue.empty():
                 self._collect(self._queue.get_nowait(), seen, heard)
             try:
-                await self._database.write(_write_events, list(seen.values()), tuple(heard.values()))
+                for busy in await self._database.write(_write_events, list(seen.values()), tuple(heard.values())):
+                    self._defer(busy)
             except Exception as error:  # noqa: BLE001  # a task that ended would leave every state as it is for good
                 self._missed = True
                 log.error("events of nodes not written; the next comparison makes up for it: %s", error)
+
+    def _defer(self, seen: Observed) -> None:
+        """Keeps what was seen of a sandbox until its operation has ended, in whichever process."""
+        if len(self._deferred) < MAX_REMEMBERED:
+            self._deferred[seen.sandbox_id] = seen
+        else:
+            self._missed = True
 
     @staticmethod
     def _collect(item: Observed | SessionStatus, seen: dict[str, Observed], heard: dict[str, SessionStatus]) -> None:
@@ -161,6 +193,11 @@ class Reconciler:
     async def _node_connected(self, link: NodeLink) -> None:
         assert link.info is not None
         data = msgspec.to_builtins(link.info)
+        if not await self._claims.lead(of_node(link.info.node_id)):
+            # Its progress is heard all the same, and what it says from the moment on in which this process leads.
+            listing = await link.call("sandbox.list", Empty(), SandboxList, within=LIST_WITHIN_S)
+            await link.call("events.subscribe", Subscribe(sequence=listing.sequence), Empty, within=LIST_WITHIN_S)
+            return
         await self._database.write(_note_connected, link.info.node_id, str(link.address), data)
         sequence = await self.compare(link)
         await link.call("events.subscribe", Subscribe(sequence=sequence), Empty, within=LIST_WITHIN_S)
@@ -168,6 +205,8 @@ class Reconciler:
         await self._remove_snapshots(link)
 
     async def _node_lost(self, link: NodeLink) -> None:
+        if link.node_id is not None and not self._claims.leads(of_node(link.node_id)):
+            return
         with contextlib.suppress(HatchwayError):
             await self._database.write(
                 outbox.append,
@@ -188,6 +227,7 @@ class Reconciler:
                 *(
                     self._step(f"comparison with {link.node_id}", self._compare_all(link, missed))
                     for link in self._nodes.ready()
+                    if link.node_id is not None and self._claims.leads(of_node(link.node_id))
                 )
             )
             self._missed = self._missed or (missed and not all(compared))
@@ -230,6 +270,9 @@ class Reconciler:
 
     async def _maintain(self) -> None:
         await self._auth.flush()
+        await self._nodes.configure_all()  # keys that have expired, and what another process revoked
+        if not self._claims.leads(MAINTENANCE):
+            return
         purged = retention.BATCH
         while purged == retention.BATCH:
             purged = await self._database.write(retention.sweep, deleted_sandbox_s=self._deleted_kept_s)
@@ -320,10 +363,16 @@ def _note_connected(connection: Connection, node_id: str, address: str, info: di
     outbox.append(connection, outbox.INSTALLATION, "node.connected", node_id, {"address": address})
 
 
-def _write_events(connection: Connection, seen: list[Observed], heard: tuple[SessionStatus, ...]) -> None:
+def _write_events(connection: Connection, seen: list[Observed], heard: tuple[SessionStatus, ...]) -> list[Observed]:
+    """Returns what could not be taken over because an operation is in flight."""
+    busy: list[Observed] = []
     for one in seen:
-        transitions.observe(connection, one)
+        if transitions.observe(connection, one) is None:
+            row = sandboxes.find(connection, one.sandbox_id)
+            if row is not None and row.operation_id is not None:
+                busy.append(one)
     sessions.heard(connection, heard)
+    return busy
 
 
 def _take_over(connection: Connection, changes: list[tuple[Observed, int]]) -> None:

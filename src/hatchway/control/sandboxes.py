@@ -8,15 +8,17 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from hatchway.control import idempotency, requests, views
+from hatchway.control import idempotency, requests, timing, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.control.nodes import NodeLink, node_timeout
 from hatchway.domain import shapes
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Gone, NotFound, Unprocessable
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import branches, operations, projects, sandboxes, snapshots, transitions
+from hatchway.domain.quotas import template_allowed
+from hatchway.storage import automatic, branches, operations, projects, sandboxes, snapshots, transitions
 from hatchway.storage.idempotency import Answered
+from hatchway.storage.projects import ProjectRow
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Accepted, NewSandbox
 from hatchway.wire.node import ResolveTemplate, TemplateRelease
@@ -42,14 +44,14 @@ MemoryMib = Annotated[int, Meta(ge=shapes.MIN_MEMORY_MIB, le=shapes.MAX_MEMORY_M
 DiskMib = Annotated[int, Meta(ge=shapes.MIN_DISK_MIB, le=shapes.MAX_DISK_MIB)]
 
 
-class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CreateSandbox(timing.Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a new sandbox is made from, a template or a snapshot, and how large it is. A snapshot has its size already: only the disk can be larger."""
 
     template: Reference | UnsetType = UNSET
     snapshot: Annotated[str, Meta(description="Id of a snapshot of the project.")] | UnsetType = UNSET
     name: Name | None = None
-    metadata: dict[str, str] = {}
-    env: dict[str, str] = {}
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    env: dict[str, str] = msgspec.field(default_factory=dict)
     vcpus: Vcpus | UnsetType = UNSET
     memory_mib: MemoryMib | UnsetType = UNSET
     disk_mib: DiskMib | UnsetType = UNSET
@@ -65,11 +67,15 @@ class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     env: dict[str, str] | None = None
 
 
-class ChangeSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of a sandbox can be changed; `metadata` replaces the whole of it, `name: null` takes the name away."""
+class ChangeSandbox(timing.Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of a sandbox can be changed; `metadata` replaces the whole of it, `name: null` takes the name away.
+
+    `timeout_s` counts from now on. A deadline that would come earlier by it is an error without `shorten`.
+    """
 
     name: Name | UnsetType | None = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
+    shorten: bool = False
 
 
 class ListSandboxes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +131,43 @@ def _check_size(shape: shapes.Shape, candidates: Sequence[NodeLink]) -> None:
             raise invalid_field(field, "no node here is that large.", {"type": "integer", "maximum": max(most)})
 
 
+def check_caps(project: ProjectRow, shape: shapes.Shape) -> None:
+    """Raises `invalid_field` for a sandbox that is larger than the project's may be."""
+    for field in ("vcpus", "memory_mib", "disk_mib"):
+        most = getattr(project.caps, field)
+        if most is not None and getattr(shape, field) > most:
+            raise invalid_field(
+                field,
+                f"no sandbox of the project {project.name} may be that large.",
+                {"type": "integer", "maximum": most},
+            )
+
+
+def _isolation(body: CreateSandbox, project: ProjectRow) -> str | None:
+    """What is required of the boundary, by the request or else by its project. Raises `isolation_unavailable` where they differ."""
+    required = project.require_isolation
+    isolation = body.require_isolation or required
+    if required not in (None, isolation):
+        raise Unprocessable(
+            "isolation_unavailable",
+            f"All sandboxes of the project {project.name} must have {required} isolation.",
+            "Leave `require_isolation` out, or use another project.",
+            field="require_isolation",
+            allowed=[required],
+        )
+    return isolation
+
+
+def unknown_template(reference: str) -> Unprocessable:
+    """The error of a template that is not there, or that the project may not use."""
+    return Unprocessable(
+        "unknown_template",
+        f"There is no template {reference[:200]!r} that the project may use.",
+        "GET /v1/templates lists those that there are.",
+        field="template",
+    )
+
+
 async def create(call: Call[CreateSandbox]) -> Response:
     """Accepts a new sandbox."""
     body = call.body
@@ -139,9 +182,11 @@ async def create(call: Call[CreateSandbox]) -> Response:
             field="template",
             allowed=["template", "snapshot"],
         )
+    lifetime, schedule = timing.of_new(body, await call.plane.database.read(automatic.bounds, call.project))
     new = await (
         _from_snapshot(call, body.snapshot) if body.snapshot is not UNSET else _from_template(call, str(body.template))
     )
+    new = msgspec.structs.replace(new, lifetime=lifetime, schedule=schedule)
     try:
         accepted = await call.plane.database.write(transitions.accept_create, new, call.idempotency)
     except Answered as earlier:
@@ -154,16 +199,9 @@ async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbo
     await plane.nodes.wait(None, within=NODE_WAIT_S)
     candidates = plane.nodes.ready()
     _check_size(shape, candidates)
-    required = await plane.database.read(projects.required_isolation, call.project)
-    isolation = body.require_isolation or required
-    if required not in (None, isolation):
-        raise Unprocessable(
-            "isolation_unavailable",
-            f"All sandboxes of the project {call.project} must have {required} isolation.",
-            "Leave `require_isolation` out, or use another project.",
-            field="require_isolation",
-            allowed=[required],
-        )
+    project = await plane.database.read(projects.get, call.project)
+    check_caps(project, shape)
+    isolation = _isolation(body, project)
     link = plane.place(isolation, candidates)
     if link is None or link.node_id is None:
         raise Unprocessable(
@@ -180,10 +218,12 @@ async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbo
             TemplateRelease,
             within=RESOLVE_WITHIN_S,
         )
-    except NotFound as error:
-        raise Unprocessable("unknown_template", error.cause, error.remedy, field="template") from None
+    except NotFound:
+        raise unknown_template(reference) from None
     except TimeoutError:
         raise node_timeout() from None
+    if not template_allowed(project.templates, name=release.name, tag=release.tag, digest=release.digest):
+        raise unknown_template(reference)
     return NewSandbox(
         project=call.project,
         name=body.name,
@@ -206,12 +246,23 @@ async def _from_snapshot(call: Call[CreateSandbox], snapshot_id: str) -> NewSand
             raise invalid_field(field, f"the snapshot was made with {kept}.", [kept])
     if body.disk_mib is not UNSET and body.disk_mib < row.disk_mib:
         raise invalid_field("disk_mib", "a disk cannot shrink.", {"type": "integer", "minimum": row.disk_mib})
+    shape = shapes.Shape(
+        vcpus=row.vcpus,
+        memory_mib=row.memory_mib,
+        disk_mib=row.disk_mib if body.disk_mib is UNSET else body.disk_mib,
+    )
+    project = await call.plane.database.read(projects.get, call.project)
+    check_caps(project, shape)
+    name, _, tag = row.template.partition("@")[0].partition(":")
+    if not template_allowed(project.templates, name=name, tag=tag, digest=row.template_digest):
+        raise unknown_template(row.template)
+    isolation = _isolation(body, project)
     link = await call.plane.nodes.wait(row.node_id, within=NODE_WAIT_S)
-    if link.info is not None and body.require_isolation not in (None, link.info.isolation):
+    if link.info is not None and isolation not in (None, link.info.isolation):
         raise Unprocessable(
             "isolation_unavailable",
             f"The node of the snapshot gives {link.info.isolation} isolation.",
-            "Leave `require_isolation` out to take what there is.",
+            "Require none, of the sandbox and of its project, to take what there is.",
             field="require_isolation",
             allowed=[link.info.isolation],
         )
@@ -221,14 +272,10 @@ async def _from_snapshot(call: Call[CreateSandbox], snapshot_id: str) -> NewSand
         node_id=row.node_id,
         template=row.template,
         template_digest=row.template_digest,
-        shape=shapes.Shape(
-            vcpus=row.vcpus,
-            memory_mib=row.memory_mib,
-            disk_mib=row.disk_mib if body.disk_mib is UNSET else body.disk_mib,
-        ),
+        shape=shape,
         metadata=body.metadata,
         env=body.env,
-        require_isolation=body.require_isolation,
+        require_isolation=isolation,
         snapshot_id=row.id,
     )
 
@@ -286,14 +333,24 @@ async def get(call: Call[NoBody]) -> Response:
 
 
 async def change(call: Call[ChangeSandbox]) -> Response:
-    """Changes name and metadata."""
+    """Changes name, metadata, lifetime and schedule."""
     changes: dict[str, Any] = {}
     if call.body.name is not UNSET:
         changes["name"] = call.body.name
     if call.body.metadata is not UNSET:
         check_metadata(call.body.metadata)
         changes["metadata"] = call.body.metadata
-    row = await call.plane.database.write(sandboxes.change, call.project, sandbox_id(call), changes)
+    bounds = await call.plane.database.read(automatic.bounds, call.project)
+    more = timing.change(call.body, call.body.shorten, bounds)
+    row = await call.plane.database.write(sandboxes.change, call.project, sandbox_id(call), changes, more)
+    return answer(views.SandboxAnswer(sandbox=show(call, row)))
+
+
+async def extend(call: Call[timing.Extend]) -> Response:
+    """Puts the deadline off. Never shortens it, and gives none to a sandbox that has none."""
+    bounds = await call.plane.database.read(automatic.bounds, call.project)
+    more = timing.extension(call.body, bounds)
+    row = await call.plane.database.write(sandboxes.change, call.project, sandbox_id(call), {}, more)
     return answer(views.SandboxAnswer(sandbox=show(call, row)))
 
 
@@ -411,7 +468,7 @@ ENDPOINTS = (
         "PATCH",
         "/v1/sandboxes/{id}",
         change,
-        "Change name or metadata",
+        "Change name, metadata, lifetime or scheduled snapshots",
         {200: views.SandboxAnswer},
         "sandboxes",
         scope="write",
@@ -430,6 +487,17 @@ ENDPOINTS = (
         errors=(404,),
         idempotent=True,
         waits=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/sandboxes/{id}/extend",
+        extend,
+        "Put the deadline off: at least so long from now; never sooner than it was",
+        {200: views.SandboxAnswer},
+        "sandboxes",
+        scope="write",
+        body=timing.Extend,
+        errors=(404, 409, 410),
     ),
     _verb_endpoint(Verb.PAUSE, "Stop the virtual CPUs; memory stays"),
     _verb_endpoint(Verb.RESUME, "Let a paused sandbox go on"),

@@ -222,6 +222,8 @@ def _opened(
         generation=sandbox.generation,
         ttl_s=call.plane.config.token_ttl_s,
         session_id=row.id,
+        key_id=call.key.id,
+        until=call.key.expires_at,
     )
     assert link.info is not None
     url = f"{link.info.attach_url.rstrip('/')}/v1/sessions/{row.id}/attach"
@@ -241,7 +243,7 @@ ENDPOINTS = (
         "Create a command session",
         {201: views.OpenedSessionAnswer},
         "sessions",
-        scope="write",
+        scope="exec",
         body=CreateSession,
         errors=(404, 409, 410, 503),
         idempotent=True,
@@ -264,7 +266,7 @@ ENDPOINTS = (
         "Kill what runs of a session and drop its output",
         {204: None},
         "sessions",
-        scope="write",
+        scope="exec",
         body=NoBody,
         errors=(404, 503),
     ),
@@ -275,7 +277,7 @@ ENDPOINTS = (
         "Renew the token of a session",
         {200: views.OpenedSessionAnswer},
         "sessions",
-        scope="write",
+        scope="exec",
         body=NoBody,
         errors=(404, 410, 503),
     ),

@@ -12,6 +12,8 @@ from hatchway.control import requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.control.nodes import NodeLink, node_timeout
 from hatchway.domain.errors import HatchwayError, NotFound, Unavailable
+from hatchway.domain.quotas import template_allowed
+from hatchway.storage import projects
 from hatchway.wire.node import Empty, ResolveTemplate, TemplateList, TemplateRelease
 
 log = logging.getLogger(__name__)
@@ -28,16 +30,18 @@ class ListTemplates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 async def list_(call: Call[NoBody]) -> Response:
-    """Lists the releases of every connected node, by name and tag."""
+    """Lists the releases of every connected node that the project may use, by name and tag."""
     query: ListTemplates = call.query
     await call.plane.nodes.wait(None, within=NODE_WAIT_S)
     found: dict[tuple[str, str, str], TemplateRelease] = {}
+    allowed = (await call.plane.database.read(projects.get, call.project)).templates
     answers = await asyncio.gather(*(_releases(link) for link in call.plane.nodes.ready()))
     if answers and all(listed is None for listed in answers):
         raise node_timeout()
     for listed in answers:
         for release in listed or ():
-            found[release.name, release.tag, release.digest] = release
+            if template_allowed(allowed, name=release.name, tag=release.tag, digest=release.digest):
+                found[release.name, release.tag, release.digest] = release
     ordered = sorted(found)
     after = requests.decode_cursor(query.cursor)
     if after is not None:
@@ -62,24 +66,25 @@ async def get(call: Call[NoBody]) -> Response:
     """Shows the release behind a reference."""
     await call.plane.nodes.wait(None, within=NODE_WAIT_S)
     reference = call.path["reference"][:512]
-    missing: NotFound | None = None
+    allowed = (await call.plane.database.read(projects.get, call.project)).templates
     silent = False
     for link in call.plane.nodes.ready():
         try:
             release = await link.call(
                 "template.resolve", ResolveTemplate(reference=reference), TemplateRelease, within=LIST_WITHIN_S
             )
-        except NotFound as error:
-            missing = error
+        except NotFound:
+            continue
         except (Unavailable, TimeoutError):
             silent = True  # another node may have it
-        else:
+            continue
+        if template_allowed(allowed, name=release.name, tag=release.tag, digest=release.digest):
             return answer(views.TemplateAnswer(template=views.template(release)))
     if silent:
         raise node_timeout()
     raise NotFound(
         "unknown_template",
-        missing.cause if missing else f"There is no template {reference!r}.",
+        f"There is no template {reference!r} that the project may use.",
         "GET /v1/templates lists those that there are.",
     )
 

@@ -5,20 +5,29 @@ Every one returns the transaction that ends the operation; a transaction of its 
 
 from collections.abc import Callable
 
+import msgspec
+
+from hatchway.control import archive_keys
 from hatchway.control.nodes import NodeLink
 from hatchway.domain.errors import Conflict, Internal, NotFound
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import branches, sessions, snapshots, transitions
+from hatchway.storage import branches, exports, sessions, snapshots, transitions
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Finished
+from hatchway.wire.archives import sign
 from hatchway.wire.node import (
     Branch,
     BranchedSession,
     BranchedSessions,
+    ExportHead,
+    ExportMade,
+    ExportRequest,
+    ExportSeal,
     ForkAnswer,
     ForkRequest,
+    ImportRequest,
     Observed,
     RollbackRequest,
     SandboxRef,
@@ -55,6 +64,10 @@ async def carry_out(link: NodeLink, database: Database, operation: OperationRow,
             return await _rollback(link, operation, sandbox)
         case Verb.CREATE:
             return await _create(link, operation, sandbox)
+        case Verb.EXPORT:
+            return await _export(link, database, operation, sandbox)
+        case Verb.IMPORT:
+            return await _import(link, operation, sandbox)
     if operation.kind in (Verb.START, Verb.WAKE) and sandbox.boot_id is None:
         if sandbox.forked_from is not None:
             raise Conflict(
@@ -150,6 +163,54 @@ async def _snapshot(link: NodeLink, operation: OperationRow, sandbox: SandboxRow
     answer = await link.call("snapshot.create", request, SnapshotMade, within=COPY_WITHIN_S)
     _require(operation, sandbox, answer.source)
     return lambda connection, started_at: snapshots.made(connection, operation, answer, started_at)
+
+
+async def _export(link: NodeLink, database: Database, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+    key_id, _ = await database.read(archive_keys.own)
+    request = ExportRequest(
+        sandbox_id=sandbox.id,
+        generation=sandbox.generation,
+        export_id=str(operation.arguments["export"]),
+        project=sandbox.project,
+        key_id=key_id,
+        include_template=bool(operation.arguments["include_template"]),
+        parents=() if sandbox.head_snapshot_id is None else (sandbox.head_snapshot_id,),
+        labels={"name": sandbox.name, "metadata": sandbox.metadata},
+    )
+    made = await signed_export(link, database, request)
+    ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
+    seen = await link.call("sandbox.get", ref, Observed, within=LOOK_WITHIN_S)
+    _require(operation, sandbox, seen)
+    return lambda connection, started_at: exports.made(connection, operation, made, seen, started_at)
+
+
+async def signed_export(link: NodeLink, database: Database, request: ExportRequest) -> ExportMade:
+    """Has a node make an archive, and signs it. The node never has the key. Raises what the node answers, and `TimeoutError`."""
+    written = await link.call("export.make", request, ExportHead, within=COPY_WITHIN_S)
+    _, key = await database.read(archive_keys.own)
+    signature = sign(key, written.head) if written.head else b""
+    seal = ExportSeal(export_id=request.export_id, signature=signature, kept_s=exports.KEPT_S)
+    return await link.call("export.seal", seal, ExportMade, within=LOOK_WITHIN_S)
+
+
+async def _import(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+    request = ImportRequest(
+        **msgspec.structs.asdict(spec_of(sandbox)),
+        upload_id=str(operation.arguments["upload"]),
+        memory=bool(operation.arguments["memory"]),
+    )
+    seen = await link.call("sandbox.import", request, Observed, within=COPY_WITHIN_S)
+    _require(operation, sandbox, seen)
+    begun = await _begun(link, sandbox)
+
+    def ending(connection: Connection, started_at: float) -> Finished | None:
+        finished = transitions.succeed(connection, operation, seen, started_at)
+        if finished is not None:
+            for one in begun:
+                sessions.branched(connection, sandbox.project, one)
+        return finished
+
+    return ending
 
 
 async def _rollback(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:

@@ -6,6 +6,7 @@ import msgspec
 
 from hatchway.control.engine import Live
 from hatchway.domain.lifecycle import State
+from hatchway.domain.schedules import Schedule
 from hatchway.storage.rows import KeyRow, OperationRow, SandboxRow, SessionRow, SnapshotRow
 from hatchway.wire.node import Exit, SessionLimits, SessionStatus, TemplateRelease, TerminalSize
 
@@ -79,11 +80,19 @@ class Sandbox(View, frozen=True, kw_only=True):
     snapshot: str | None
     head_snapshot: str | None
     stored_bytes: int | None
+    timeout_s: float | None
+    idle_timeout_s: float | None
+    on_timeout: str
+    auto_wake: bool
+    expires_at: float | None
+    left_s: float | None
+    snapshots: Schedule | None
     node: str
     generation: int
     version: int
     created_at: float
     updated_at: float
+    state_since: float | None
     deleted_at: float | None
 
 
@@ -106,6 +115,7 @@ class Snapshot(View, frozen=True, kw_only=True):
     disk_bytes: int | None
     memory_bytes: int | None
     digest: str | None
+    scheduled: bool
     node: str
     created_at: float
     updated_at: float
@@ -186,14 +196,6 @@ class NewKey(Key, frozen=True, kw_only=True):
     """A key that was just made, with its secret in `key`: shown this once, stored nowhere."""
 
     key: str
-
-
-class Project(View, frozen=True, kw_only=True):
-    """What keys and sandboxes belong to. `require_isolation` holds for all its sandboxes, whatever they say themselves."""
-
-    name: str
-    created_at: float
-    require_isolation: str | None
 
 
 class AcceptedAnswer(View, frozen=True, kw_only=True):
@@ -293,19 +295,6 @@ class KeyPage(View, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-class ProjectAnswer(View, frozen=True, kw_only=True):
-    """One project."""
-
-    project: Project
-
-
-class ProjectPage(View, frozen=True, kw_only=True):
-    """The projects that the key can see."""
-
-    projects: tuple[Project, ...]
-    next_cursor: str | None
-
-
 class EventView(View, frozen=True, kw_only=True):
     """Data of one event of the stream; its SSE `id` is `sequence`, its SSE `event` is `kind`."""
 
@@ -384,6 +373,7 @@ def snapshot(row: SnapshotRow) -> Snapshot:
         disk_bytes=row.disk_bytes,
         memory_bytes=row.memory_bytes,
         digest=row.digest,
+        scheduled=row.scheduled,
         node=row.node_id,
         created_at=row.created_at,
         updated_at=row.updated_at,
@@ -422,6 +412,14 @@ def sandbox(row: SandboxRow, live: Live | None = None, conditions: tuple[Conditi
         snapshot=row.snapshot_id,
         head_snapshot=row.head_snapshot_id,
         stored_bytes=row.stored_bytes,
+        timeout_s=row.timeout_s,
+        idle_timeout_s=row.idle_timeout_s,
+        on_timeout=str(row.on_timeout),
+        auto_wake=row.auto_wake,
+        expires_at=row.expires_at,
+        left_s=row.left_s,
+        snapshots=None if row.schedule is None else msgspec.convert(row.schedule, Schedule),
+        state_since=row.state_since,
         node=row.node_id,
         generation=row.generation,
         version=row.version,

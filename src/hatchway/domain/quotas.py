@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=1, le=2**53)]
 
 
 class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -33,6 +34,12 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     vcpus: Count | None = None
     memory_mib: Count | None = None
     disk_mib: Count | None = None
+    timeout_s: Seconds | None = None
+    """How long one may run at a time: the longest `timeout_s`, which it gets where none is asked for."""
+    suspended_s: Seconds | None = None
+    """How long one may be suspended before it is deleted."""
+    snapshot_s: Seconds | None = None
+    """How old a snapshot may become before it is deleted."""
 
 
 class ProjectUsage(msgspec.Struct, frozen=True, kw_only=True):

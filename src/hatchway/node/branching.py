@@ -15,9 +15,13 @@ from hatchway.domain.errors import HatchwayError
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State, Verb
 from hatchway.node import suspension
+from hatchway.node.creation import bring_up, cause_of
 from hatchway.node.faults import explained
+from hatchway.node.greeting import RESTORE_WITHIN_S, Greeting
 from hatchway.node.guest.seam import GuestError, LinkLost
-from hatchway.node.sandbox import RESTORE_WITHIN_S, SUSPENDED, Greeting, Phases, Sandbox, new_boot_id
+from hatchway.node.pausing import settle
+from hatchway.node.phases import Phases
+from hatchway.node.sandbox import SUSPENDED, Sandbox
 from hatchway.node.sessions.seam import Standing
 from hatchway.node.vmm import captures
 from hatchway.node.vmm.seam import SnapshotMismatch, Vm, VmmError
@@ -96,7 +100,7 @@ async def _go_on(source: Sandbox, vm: Vm, began: float) -> float:
             await source.link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
     except (VmmError, LinkLost, GuestError) as error:
         log.warning("%s: it did not go on as it should: %s", source.record.sandbox_id, error)
-        await source.settle(vm)
+        await settle(source, vm)
         raise
     return stopped_ms
 
@@ -119,8 +123,7 @@ async def revive(
     `shared`: more of them come from the same capture. `grow_from` as with `Sandbox.bring_up`. Raises as `Sandbox.create`.
     """
     phases = Phases()
-    boot_id = new_boot_id()
-    greeting = Greeting(sandbox.setup(boot_id), fresh=True, within=RESTORE_WITHIN_S)
+    greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S)
     try:
         async with sandbox.context.starts.turn():
             sandbox.save_in_hand("creating", durable=False)
@@ -129,10 +132,10 @@ async def revive(
             phases.done("load")
             await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing)
             await vm.resume()
-            await sandbox.bring_up(vm, phases, greeting, grow_from=grow_from, thaw=True, boot_id=boot_id)
+            await bring_up(sandbox, vm, phases, greeting, grow_from=grow_from, thaw=True)
     except BaseException as error:
         await greeting.give_up()
-        cause = await sandbox.cause_of(error)
+        cause = await cause_of(sandbox, error)
         await sandbox.clear_vm()
         if not isinstance(error, asyncio.CancelledError):
             sandbox.ended_as(State.FAILED, cause, explained(error).cause)

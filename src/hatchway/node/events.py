@@ -4,7 +4,7 @@ import collections
 import time
 from collections.abc import Callable
 
-from hatchway.wire.node import Event, Observed, Progress, SessionStatus
+from hatchway.wire.node import Event, Observed, Progress, SessionStatus, WakeWanted
 
 BACKLOG = 4_096
 """Events that are kept for a control process that comes back; an older `sequence` means: list again."""
@@ -20,6 +20,7 @@ class Events:
         self.sequence = time.time_ns() // 1_000
         self._backlog: collections.deque[tuple[int, Event]] = collections.deque(maxlen=BACKLOG)
         self._listeners: set[Callable[[Event], None]] = set()
+        self._inside: set[Callable[[Event], None]] = set()
 
     def next_sequence(self) -> int:
         """Returns the number of the change that is about to be published."""
@@ -40,6 +41,22 @@ class Events:
         self.next_sequence()
         self._publish(Event(progress=Progress(sandbox_id=sandbox_id, phase=phase, fraction=fraction)))
 
+    def wake_wanted(self, sandbox_id: str) -> None:
+        """A client's request needs a sandbox that does not run. Not kept for who comes later: it is said again while it is so."""
+        self.next_sequence()
+        for listener in list(self._listeners):
+            listener(Event(wake=WakeWanted(sandbox_id=sandbox_id)))
+
+    @property
+    def heard(self) -> bool:
+        """Whether a control process listens now."""
+        return bool(self._listeners)
+
+    def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Gives a part of this node what happens from now on; returns what ends it."""
+        self._inside.add(listener)
+        return lambda: self._inside.discard(listener)
+
     def subscribe(self, listener: Callable[[Event], None], sequence: int) -> Callable[[], None]:
         """Gives the listener what is kept after `sequence`, then everything new; returns what ends it."""
         for number, event in self._backlog:
@@ -50,5 +67,5 @@ class Events:
 
     def _publish(self, event: Event) -> None:
         self._backlog.append((self.sequence, event))
-        for listener in list(self._listeners):
+        for listener in (*self._inside, *self._listeners):
             listener(event)

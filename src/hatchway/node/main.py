@@ -20,6 +20,7 @@ from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
 from hatchway.domain.vmm_policy import VmmPolicy
 from hatchway.node import scrape
+from hatchway.node.activity import Uses
 from hatchway.node.artifacts.spool import Spool
 from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
@@ -41,6 +42,7 @@ from hatchway.node.snapshots import Snapshots
 from hatchway.node.vmm import choice
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.seam import VmmError
+from hatchway.node.waking import Waker
 from hatchway.wire.ballast import Ballast
 from hatchway.wire.metrics import MetricsAccess, turn
 from hatchway.wire.small_files import replace_file
@@ -125,7 +127,7 @@ async def _run(
     kept = Limits(kept_per_sandbox=config.limits.kept_output_mib << 20)
     sessions = Sessions(config.folder / "sessions", on_status=events.session, limits=kept)
     sessions.load()
-    baker = Baker(images, driver, launcher, config.folder / "baked", network=network)
+    baker = Baker(driver, launcher, config.folder / "baked", network=network)
     context = Context(
         root=root,
         host_boot_id=_host_boot_id(),
@@ -149,6 +151,7 @@ async def _run(
     tokens, names = TokenChecker(), PortNames(config.port_domains)
     for sandbox in sandboxes.all():
         tokens.require_generation(sandbox.record.sandbox_id, sandbox.record.generation)
+    uses, waker = Uses(), Waker(events, sandboxes.is_awake, sandboxes.is_asleep)
     service = NodeService(
         context,
         sandboxes,
@@ -158,6 +161,8 @@ async def _run(
         names.url(config.attach_url),
         exports=exports,
         imports=imports,
+        uses=uses,
+        waker=waker,
     )
     servers = [await service.serve_unix(control, config.control_uids)]
     if config.tls is not None:
@@ -166,7 +171,16 @@ async def _run(
 
     scraping = Route("/metrics", scrape.Metrics(context, sandboxes, sessions, config.metrics), methods=["GET"])
     archives = Archives(exports.spool, imports.uploads)
-    app = make_app(sessions, tokens, sandboxes, port_domains=config.port_domains, archives=archives, routes=[scraping])
+    app = make_app(
+        sessions,
+        tokens,
+        sandboxes,
+        port_domains=config.port_domains,
+        archives=archives,
+        uses=uses,
+        waker=waker,
+        routes=[scraping],
+    )
     dataplane = DataPlaneServer(app, [data], tls=data_tls)
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
@@ -184,6 +198,7 @@ async def _run(
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+    waker.close()
     await dataplane.stop()
     await context.baker.close()
     await sessions.close()

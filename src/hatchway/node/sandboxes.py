@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unprocessable
 from hatchway.domain.lifecycle import Cause, SnapshotKind, State, Verb
-from hatchway.node import branching, suspension
+from hatchway.node import adoption, branching, creation, suspension
 from hatchway.node import record as records
 from hatchway.node import snapshots as snapshotting
 from hatchway.node.capacity import Holding
@@ -19,6 +19,7 @@ from hatchway.node.guest.seam import GuestLink
 from hatchway.node.record import Record
 from hatchway.node.sandbox import Sandbox, new_record
 from hatchway.node.snapshots import Snapshots
+from hatchway.node.waking import ASLEEP
 from hatchway.wire.node import Branch, BranchOutcome, ForkAnswer, Observed, SandboxSpec
 
 ADOPT_WITHIN_S = 5.0
@@ -76,7 +77,7 @@ class Sandboxes:
                 await self._context.launcher.forget_vm(dead.sandbox_id)
 
     async def _adopt(self, sandbox: Sandbox, vm_is_known: bool) -> None:
-        await sandbox.adopt(vm_is_known)
+        await adoption.adopt(sandbox, vm_is_known)
         record = sandbox.record
         if record.state not in (State.RUNNING, State.PAUSED, State.SUSPENDED):
             # What ran in it ended while nobody was there to say so.
@@ -120,6 +121,16 @@ class Sandboxes:
         sandbox = self._sandboxes.get(sandbox_id)
         return None if sandbox is None else sandbox.record.project
 
+    def is_awake(self, sandbox_id: str) -> bool:
+        """Whether it runs, and is about to go on doing so."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return sandbox is not None and sandbox.record.state == State.RUNNING and not sandbox.leaving
+
+    def is_asleep(self, sandbox_id: str) -> bool:
+        """Whether it does not run, or soon will not, and could be woken."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return sandbox is not None and (sandbox.leaving or sandbox.observed().state in ASLEEP)
+
     async def create(self, spec: SandboxSpec) -> Observed:
         """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed."""
         sandbox = self._sandboxes.get(spec.sandbox_id)
@@ -138,7 +149,7 @@ class Sandboxes:
             return sandbox.observed()  # it was made: a creation would take its disk from it
         if spec.snapshot_id is not None:
             return await snapshotting.create(sandbox, self.snapshots, spec.snapshot_id)
-        return await sandbox.create()
+        return await creation.create(sandbox)
 
     def adopt_imported(self, folder: Path, record: Record) -> Sandbox:
         """Knows a sandbox that was imported, from now on."""
@@ -148,7 +159,7 @@ class Sandboxes:
 
     async def start(self, sandbox: Sandbox) -> Observed:
         """Cold boot. Raises `HostExhausted` where the host has no room for it now."""
-        return await self._admitted(sandbox, sandbox.start)
+        return await self._admitted(sandbox, lambda: creation.start(sandbox))
 
     async def restore(self, sandbox: Sandbox) -> Observed:
         """Brings a suspended sandbox back, where the host has room for its memory."""

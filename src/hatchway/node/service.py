@@ -16,12 +16,14 @@ import msgspec
 from hatchway import __version__
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import State
-from hatchway.node import capacity, metrics, suspension, usage
+from hatchway.node import capacity, metrics, pausing, suspension, usage
+from hatchway.node.activity import Uses
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.exports import Exports
 from hatchway.node.imports import Imports
 from hatchway.node.sandboxes import Sandboxes
+from hatchway.node.waking import Waker
 from hatchway.wire import node as wire
 from hatchway.wire.rpc import Connection, Handler
 
@@ -42,8 +44,12 @@ class NodeService:
         *,
         exports: Exports,
         imports: Imports,
+        uses: Uses | None = None,
+        waker: Waker | None = None,
     ) -> None:
         self._context = context
+        self._uses = uses or Uses()
+        self._waker = waker or Waker(context.events, sandboxes.is_awake, sandboxes.is_asleep)
         self._sandboxes = sandboxes
         self._tokens = tokens
         self._node_id = node_id
@@ -85,6 +91,8 @@ class NodeService:
             "session.list": self._session_list,
             "session.delete": self._session_delete,
             "session.branched": self._session_branched,
+            "sandbox.activity": self._activity,
+            "sandbox.stay": self._stay,
             "events.subscribe": self._subscribe,
         }
         self._handlers: dict[str, Handler] = {
@@ -168,10 +176,10 @@ class NodeService:
         return await self._sandboxes.get(request.sandbox_id, request.generation).stop(request.reason, request.grace_s)
 
     async def _pause(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
-        return await self._sandboxes.get(request.sandbox_id, request.generation).pause()
+        return await pausing.pause(self._sandboxes.get(request.sandbox_id, request.generation))
 
     async def _resume(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
-        return await self._sandboxes.get(request.sandbox_id, request.generation).resume()
+        return await pausing.resume(self._sandboxes.get(request.sandbox_id, request.generation))
 
     async def _suspend(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         return await suspension.suspend(self._sandboxes.get(request.sandbox_id, request.generation))
@@ -205,6 +213,7 @@ class NodeService:
                 sequence=self._context.events.next_sequence(),
             )
         observed = await sandbox.delete()
+        self._uses.forget(request.sandbox_id)
         self._tokens.require_generation(request.sandbox_id, 0)
         return observed
 
@@ -220,6 +229,14 @@ class NodeService:
     async def _metrics(self, _: Connection, request: wire.SandboxRef) -> wire.SandboxMetrics:
         sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
         return await usage.of(sandbox.holding(), sandbox.observed().state, sandbox.link, self._context.launcher)
+
+    async def _activity(self, _: Connection, request: wire.ActivityRequest) -> wire.Activities:
+        here = {sandbox.record.sandbox_id for sandbox in self._sandboxes.all()}
+        return wire.Activities(activities=tuple(self._uses.of(one) for one in request.sandbox_ids if one in here))
+
+    async def _stay(self, _: Connection, request: wire.StayRequest) -> wire.Empty:
+        self._waker.stay(request.sandbox_id, request.error)
+        return wire.Empty()
 
     # -- snapshots
 
@@ -262,6 +279,7 @@ class NodeService:
         if self._sandboxes.get(request.sandbox_id).record.state in ("deleting", State.DELETED):
             # Its sessions are being removed: a new one would stay for good.
             raise NotFound("unknown_sandbox", "The sandbox is being deleted.", "Create a new one.")
+        self._uses.note(request.sandbox_id)
         return await self._context.sessions.create(request)
 
     async def _session_get(self, _: Connection, request: wire.SessionRef) -> wire.SessionStatus:

@@ -24,8 +24,11 @@ from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import is_id
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
 from hatchway.node import branching, suspension
+from hatchway.node.creation import boot, bring_up, cause_of
+from hatchway.node.greeting import RESTORE_WITHIN_S, Greeting
 from hatchway.node.guest.seam import GuestError, LinkLost
-from hatchway.node.sandbox import RESTORE_WITHIN_S, Greeting, Phases, Sandbox, new_boot_id
+from hatchway.node.phases import Phases
+from hatchway.node.sandbox import Sandbox
 from hatchway.node.sessions.seam import Standing
 from hatchway.node.vmm import captures, manifest
 from hatchway.node.vmm import disk as disks
@@ -148,7 +151,7 @@ def damaged(snapshot_id: str, why: str) -> Conflict:
 
 
 async def create(sandbox: Sandbox, snapshots: Snapshots, snapshot_id: str) -> Observed:
-    """Makes a new sandbox from a snapshot: a full one goes on where it stood, a disk one boots. Raises as `Sandbox.create`."""
+    """Makes a new sandbox from a snapshot: a full one goes on where it stood, a disk one boots. Raises as `creation.create`."""
     if sandbox.record.state == State.RUNNING:
         return sandbox.observed()
     snapshot, folder = snapshots.get(snapshot_id), snapshots.folder_of(snapshot_id)
@@ -159,12 +162,12 @@ async def create(sandbox: Sandbox, snapshots: Snapshots, snapshot_id: str) -> Ob
             lambda: branching.revive(sandbox, folder, standing, shared=True, grow_from=snapshot.shape.disk_mib),
         )
 
-    async def boot() -> None:
+    async def on_its_disk() -> None:
         await asyncio.to_thread(snapshots.verify, snapshot_id)
         await asyncio.to_thread(captures.copy_disk, folder, sandbox.folder)
-        await sandbox.boot("creating")
+        await boot(sandbox, "creating")
 
-    return await sandbox.do(Verb.CREATE, boot)
+    return await sandbox.do(Verb.CREATE, on_its_disk)
 
 
 async def rollback(sandbox: Sandbox, snapshots: Snapshots, snapshot_id: str) -> Observed:
@@ -206,19 +209,18 @@ async def _rollback(sandbox: Sandbox, snapshots: Snapshots, snapshot: Snapshot) 
 
 
 async def _revive(sandbox: Sandbox, folder: Path, standing: Sequence[Standing], phases: Phases) -> None:
-    boot_id = new_boot_id()
-    greeting = Greeting(sandbox.setup(boot_id), fresh=True, within=RESTORE_WITHIN_S)
+    greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S)
     try:
         vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin, shared=True)
         sandbox.take(vm)
         phases.done("load")
         await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing)
         await vm.resume()
-        await sandbox.bring_up(vm, phases, greeting, thaw=True, boot_id=boot_id)
+        await bring_up(sandbox, vm, phases, greeting, thaw=True)
     except BaseException as error:
         # Its disk is the snapshot's: it can be started from there, or rolled back again.
         await greeting.give_up()
-        cause = await sandbox.cause_of(error)
+        cause = await cause_of(sandbox, error)
         await sandbox.clear_vm()
         await asyncio.to_thread(captures.copy_disk, folder, sandbox.folder, durable=True)
         sandbox.ended_as(State.FAILED, cause, f"It was rolled back, and its machine did not come up: {error}")

@@ -13,8 +13,12 @@ from pathlib import Path
 
 from hatchway.domain.errors import Conflict
 from hatchway.domain.lifecycle import Cause, State, Verb
+from hatchway.node.creation import bring_up
+from hatchway.node.greeting import RESTORE_WITHIN_S, Greeting
 from hatchway.node.guest.seam import GuestError, LinkLost
-from hatchway.node.sandbox import RESTORE_WITHIN_S, SUSPENDED, Greeting, Phases, Sandbox
+from hatchway.node.pausing import settle, wake_agent
+from hatchway.node.phases import Phases
+from hatchway.node.sandbox import SUSPENDED, Sandbox
 from hatchway.node.vmm import captures
 from hatchway.node.vmm import disk as disks
 from hatchway.node.vmm.seam import Sealing, SnapshotMismatch, Vm, VmmError
@@ -83,7 +87,7 @@ async def _freeze(sandbox: Sandbox, vm: Vm) -> bool:
     """Lets the guest write everything and nothing more; False where it does not do so in time."""
     if sandbox.record.state == State.PAUSED:
         await vm.resume()  # for a moment: to be frozen it has to run
-        await sandbox.wake_agent(vm)
+        await wake_agent(sandbox, vm)
     try:
         async with asyncio.timeout(FREEZE_WITHIN_S):
             if sandbox.link is None:
@@ -99,7 +103,7 @@ async def _go_back(sandbox: Sandbox, vm: Vm, before: State) -> None:
     """After a suspension that failed: the machine goes on, and is paused again where it was."""
     with contextlib.suppress(VmmError, LinkLost, GuestError, OSError, TimeoutError):
         await vm.resume()
-        await sandbox.wake_agent(vm)
+        await wake_agent(sandbox, vm)
         if sandbox.link is not None:
             await sandbox.link.thaw()
         if before is State.PAUSED:
@@ -107,7 +111,7 @@ async def _go_back(sandbox: Sandbox, vm: Vm, before: State) -> None:
             if sandbox.link is not None:
                 sandbox.link.paused(True)
     if not vm.ended.is_set():
-        await sandbox.settle(vm)
+        await settle(sandbox, vm)
 
 
 def _keep(folder: Path, new: Path, sealing: Sealing) -> int:
@@ -164,7 +168,7 @@ async def _bring_back(sandbox: Sandbox, folder: Path, greeting: Greeting, phases
     sandbox.take(vm)
     phases.done("load")
     await vm.resume()
-    await sandbox.bring_up(vm, phases, greeting, thaw=True, boot_id=sandbox.record.boot_id)
+    await bring_up(sandbox, vm, phases, greeting, thaw=True, boot_id=sandbox.record.boot_id)
 
 
 async def _give_up(sandbox: Sandbox, greeting: Greeting, folder: Path, error: BaseException) -> None:

@@ -9,8 +9,9 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State, Verb
+from hatchway.domain.lifetimes import Lifetime
 from hatchway.domain.shapes import Shape
-from hatchway.storage import idempotency, outbox, quotas, rows, sessions, transitions
+from hatchway.storage import idempotency, lifetimes, outbox, quotas, rows, sandboxes, sessions, transitions
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import sandboxes as table
@@ -43,6 +44,7 @@ _RELEASE = (
         cause=bindparam("new_cause"),
         reason=bindparam("new_reason"),
         updated_at=bindparam("now"),
+        **lifetimes.BOUND,
     )
     .returning(table)
 )
@@ -74,6 +76,12 @@ def accept(
         metadata=source.metadata if wanted.metadata is None else wanted.metadata,
         env=source.env if wanted.env is None else wanted.env,
         require_isolation=source.require_isolation,
+        lifetime=Lifetime(
+            timeout_s=source.timeout_s,
+            idle_timeout_s=source.idle_timeout_s,
+            on_timeout=source.on_timeout,
+            auto_wake=source.auto_wake,
+        ),
     )
     for branch_id in ids:
         transitions.store_new(connection, new, accepted.operation, branch_id, now, forked_from=source)
@@ -123,6 +131,9 @@ def _release_all(connection: Connection, operation: OperationRow, outcomes: Sequ
     for outcome in outcomes:
         seen, now = outcome.observed, time.time()
         state = State.FAILED if seen is None else State(seen.state)
+        before = sandboxes.find(connection, outcome.sandbox_id)
+        if before is None:
+            continue
         row = (
             connection.execute(
                 _RELEASE,
@@ -136,6 +147,7 @@ def _release_all(connection: Connection, operation: OperationRow, outcomes: Sequ
                     "new_cause": Cause.OPERATION_FAILED if seen is None else seen.cause,
                     "new_reason": str((outcome.error or {}).get("cause", "")) if seen is None else seen.reason,
                     "now": now,
+                    **lifetimes.moved(before, state, now),
                 },
             )
             .mappings()

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
@@ -90,22 +90,63 @@ def development_keys(connection: Connection) -> list[KeyRow]:
     return [_row(row) for row in connection.execute(query).mappings()]
 
 
-def get(connection: Connection, project: str, key_id: str) -> KeyRow:
-    """Raises `NotFound("unknown_key")`."""
-    query = select(*_COLUMNS).where(api_keys.c.id == key_id, api_keys.c.project == project)
-    row = connection.execute(query).mappings().one_or_none()
-    if row is None:
-        raise NotFound("unknown_key", f"There is no key {key_id}.", "GET /v1/keys lists those that there are.")
-    return _row(row)
+def find(connection: Connection, key_id: str) -> KeyRow | None:
+    """The key of any project, or None."""
+    row = connection.execute(select(*_COLUMNS).where(api_keys.c.id == key_id)).mappings().one_or_none()
+    return None if row is None else _row(row)
 
 
-def revoke(connection: Connection, project: str, key_id: str) -> KeyRow:
-    """Ends a key for ever. Idempotent. Raises `NotFound("unknown_key")`."""
+def get(connection: Connection, project: str | None, key_id: str) -> KeyRow:
+    """A key of the project, of any where that is None. Raises `NotFound("unknown_key")`."""
+    row = find(connection, key_id)
+    if row is None or project not in (None, row.project):
+        raise unknown(key_id)
+    return row
+
+
+def unknown(key_id: str) -> NotFound:
+    """The error of a key that is not there any more, or is another project's."""
+    return NotFound("unknown_key", f"There is no key {key_id}.", "GET /v1/keys lists those that there are.")
+
+
+def may(scopes: Collection[str], wanted: str) -> bool:
+    """Whether a key with `scopes` may do what asks for the scope `wanted`."""
+    return any(scope in scopes for scope in ADMITTED.get(wanted, (wanted,)))
+
+
+def revoke(connection: Connection, project: str | None, key_id: str) -> KeyRow:
+    """Ends a key for ever. Idempotent. Raises what `get` does."""
     row = get(connection, project, key_id)
     if row.revoked_at is None:
         connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=time.time()))
-        outbox.append(connection, project, "key.revoked", key_id, {"name": row.name})
+        outbox.append(connection, row.project, "key.revoked", key_id, {"name": row.name})
     return get(connection, project, key_id)
+
+
+def revoke_all(connection: Connection, project: str) -> list[str]:
+    """Ends every key of a project; returns their ids."""
+    return [revoke(connection, project, row.id).id for row in list_all(connection, project)]
+
+
+def rotate(
+    connection: Connection, project: str | None, key_id: str, *, overlap_s: float, expires_at: float | None
+) -> tuple[KeyRow, str]:
+    """Makes a key with name, scopes and project of another one, which ends `overlap_s` from now, or earlier if it would have anyway.
+
+    Returns the new key with its secret. Raises `NotFound("unknown_key")`, for a key that was revoked too.
+    """
+    row = get(connection, project, key_id)
+    now = time.time()
+    if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
+        raise unknown(key_id)
+    made, secret = create(connection, project=row.project, name=row.name, scopes=row.scopes, expires_at=expires_at)
+    outbox.append(connection, row.project, "key.rotated", key_id, {"name": row.name, "key": made.id})
+    if overlap_s <= 0:
+        revoke(connection, project, key_id)
+    else:
+        ends = min(now + overlap_s, row.expires_at or now + overlap_s)
+        connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(expires_at=ends))
+    return made, secret
 
 
 def note_used(connection: Connection, used: Iterable[tuple[str, float]]) -> None:

@@ -32,6 +32,7 @@ class ProjectRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ONE = select(projects).where(projects.c.name == bindparam("name"))
+_HELD = _ONE.with_for_update(read=True, key_share=True)
 
 
 def find(connection: Connection, name: str) -> ProjectRow | None:
@@ -65,9 +66,28 @@ def required_isolation(connection: Connection, name: str) -> str | None:
     return connection.execute(select(projects.c.require_isolation).where(projects.c.name == name)).scalar_one_or_none()
 
 
-def lock(connection: Connection, name: str) -> None:
-    """Until the transaction ends, no other one counts what the project holds (SQLite has one writer at a time anyway)."""
+def hold(connection: Connection, name: str) -> ProjectRow:
+    """The project, for a transaction that adds something to it: it is not deleted before that has ended.
+
+    Raises `NotFound("unknown_project")`, `Conflict("project_deleting")`.
+    """
+    row = connection.execute(_HELD, {"name": name}).mappings().one_or_none()
+    if row is None:
+        raise unknown(name)
+    held = _row(row)
+    require_active(held)
+    return held
+
+
+def lock(connection: Connection, name: str) -> ProjectRow:
+    """Like `get`; until the transaction ends no other one counts what the project holds (SQLite has one writer at a time anyway)."""
     connection.execute(select(projects.c.name).where(projects.c.name == name).with_for_update(key_share=True))
+    return get(connection, name)
+
+
+def _claim(connection: Connection, name: str) -> None:
+    """Waits for every transaction that holds the project, and keeps others from it."""
+    connection.execute(select(projects.c.name).where(projects.c.name == name).with_for_update())
 
 
 def create(connection: Connection, name: str, settings: Mapping[str, Any]) -> ProjectRow:
@@ -132,7 +152,7 @@ def begin_delete(connection: Connection, name: str, *, force: bool) -> ProjectRo
     Raises `NotFound("unknown_project")`, and `Conflict`: `project_not_empty` without `force` while it holds objects, and
     `project_is_default`.
     """
-    lock(connection, name)
+    _claim(connection, name)
     row = get(connection, name)
     if name == DEFAULT:
         raise Conflict(
@@ -165,7 +185,7 @@ def purge(connection: Connection, name: str) -> bool:
 
     Its events and idempotency keys go too: who makes a project of the same name must not see them.
     """
-    lock(connection, name)
+    _claim(connection, name)
     row = find(connection, name)
     if row is None:
         return True

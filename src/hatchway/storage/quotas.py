@@ -113,12 +113,8 @@ def admit_snapshot(connection: Connection, project: str, octets: int = 1) -> Non
 
 
 def _quotas(connection: Connection, project: str) -> Quotas:
-    row = projects.get(connection, project)
-    projects.require_active(row)
-    if row.quotas == Quotas():
-        return row.quotas
-    projects.lock(connection, project)
-    return projects.get(connection, project).quotas
+    held = projects.hold(connection, project)
+    return held.quotas if held.quotas == Quotas() else projects.lock(connection, project).quotas
 
 
 def _admit_running(project: str, quotas: Quotas, vcpus: int, memory_mib: int, shapes: Sequence[Shape]) -> None:

@@ -5,7 +5,7 @@ import time
 from sqlalchemy import Connection, delete, func, select
 
 from hatchway.domain.lifecycle import State
-from hatchway.storage import operations, settings, snapshots
+from hatchway.storage import exports, operations, settings, snapshots, tokens
 from hatchway.storage.tables import events, idempotency_keys, sandboxes, sessions
 from hatchway.storage.tables import operations as operations_table
 
@@ -51,7 +51,9 @@ def sweep(connection: Connection, now: float | None = None, *, deleted_sandbox_s
             sessions.c.state.in_(("deleted", "lost")), sessions.c.updated_at < now - CLOSED_SESSION_S
         )
     )
+    exports.sweep(connection, now)
     snapshots.purge(connection, now - deleted_sandbox_s)
+    tokens.purge(connection, now)
     _sweep_events(connection, now)
     return len(gone)
 

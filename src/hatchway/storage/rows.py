@@ -6,6 +6,7 @@ import msgspec
 from sqlalchemy import RowMapping
 
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
+from hatchway.domain.lifetimes import OnTimeout
 
 
 class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,56 @@ class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     updated_at: float
     deleted_at: float | None
+    timeout_s: float | None = None
+    """How long it may run before `on_timeout` is done; None for no bound."""
+    idle_timeout_s: float | None = None
+    """How long nobody may use it."""
+    on_timeout: OnTimeout = OnTimeout.SUSPEND
+    auto_wake: bool = False
+    """Whether traffic wakes it."""
+    expires_at: float | None = None
+    """The deadline while it runs."""
+    left_s: float | None = None
+    """What is left of its time while it does not run."""
+    active_at: float | None = None
+    """When it was last used, as far as that is known; None while it does not run."""
+    tries: int = 0
+    """How often what is due at its deadline has failed."""
+    retry_at: float | None = None
+    due_at: float | None = None
+    """When it has to be looked at next."""
+    state_since: float | None = None
+    schedule: dict[str, Any] | None = None
+    """A `domain.schedules.Schedule`, as plain data."""
+    disk_due_at: float | None = None
+    full_due_at: float | None = None
+    pool: str | None = None
+    """The pool that it is a member of, which hides it; None for a sandbox of its own."""
+    pool_key: str | None = None
+    """What a member was made of: release and machine monitor."""
+
+
+class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool: sandboxes that are made ahead. `state`: `active`, or `draining` when it is being deleted."""
+
+    project: str
+    name: str
+    state: str
+    template: str
+    template_digest: str
+    """What the template names now."""
+    pool_key: str
+    """What members are made of; one that was made of something else is replaced."""
+    node_id: str
+    size: int
+    vcpus: int
+    memory_mib: int
+    disk_mib: int
+    condition: str
+    """What keeps it from being full; "" when nothing does."""
+    retry_at: float | None
+    created_at: float
+    updated_at: float
 
 
 class OperationRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +142,8 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, Any] | None
     created_at: float
     updated_at: float
+    scheduled: bool = False
+    """A schedule made it, and may delete it again."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +193,7 @@ def sandbox(row: RowMapping) -> SandboxRow:
     values = dict(row)
     values["state"] = State(values["state"])
     values["desired"] = State(values["desired"])
+    values["on_timeout"] = OnTimeout(values["on_timeout"])
     return SandboxRow(**values)
 
 

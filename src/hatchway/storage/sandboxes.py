@@ -1,7 +1,7 @@
 """Reading sandboxes, and the changes that are no transitions: name and metadata."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select, tuple_, update
@@ -12,6 +12,10 @@ from hatchway.storage import outbox, rows
 from hatchway.storage.rows import SandboxRow
 from hatchway.storage.tables import sandboxes
 
+_SHOWN = frozenset(
+    {"name", "metadata", "timeout_s", "idle_timeout_s", "on_timeout", "auto_wake", "expires_at", "left_s", "schedule"}
+)
+"""What the event of a change says."""
 _ONE = select(sandboxes).where(sandboxes.c.id == bindparam("id"))
 
 
@@ -84,20 +88,28 @@ def of_node(connection: Connection, node_id: str) -> list[SandboxRow]:
     return [rows.sandbox(row) for row in connection.execute(query).mappings()]
 
 
-def change(connection: Connection, project: str, sandbox_id: str, changes: dict[str, Any]) -> SandboxRow:
-    """Sets `name` or `metadata`; every change counts the version up."""
+def change(
+    connection: Connection,
+    project: str,
+    sandbox_id: str,
+    changes: dict[str, Any],
+    more: Callable[[Connection, SandboxRow], dict[str, Any]] | None = None,
+) -> SandboxRow:
+    """Sets `name` or `metadata`, and columns that `more` makes of the row; every change counts the version up. Raises what `more` does."""
     row = get_alive(connection, project, sandbox_id)
-    if not changes:
+    computed = {} if more is None else more(connection, row)
+    if not changes and all(getattr(row, name) == value for name, value in computed.items()):
         return row
     now = time.time()
     done = connection.execute(
         update(sandboxes)
         .where(sandboxes.c.id == sandbox_id, sandboxes.c.version == row.version)
-        .values(version=row.version + 1, updated_at=now, **changes)
+        .values(version=row.version + 1, updated_at=now, **changes, **computed)
     )
     if done.rowcount != 1:
         raise changed_meanwhile(sandbox_id)
-    outbox.append(connection, project, "sandbox.updated", sandbox_id, changes)
+    shown = {name: value for name, value in {**changes, **computed}.items() if name in _SHOWN}
+    outbox.append(connection, project, "sandbox.updated", sandbox_id, shown)
     return get(connection, project, sandbox_id)
 
 

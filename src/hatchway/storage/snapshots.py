@@ -13,9 +13,10 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, up
 from hatchway.domain.errors import Conflict, Forbidden, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import ROLLBACK_TARGETS, SNAPSHOT_SOURCES, SnapshotKind, Verb
-from hatchway.storage import idempotency, outbox, quotas, rows, sandboxes, transitions
+from hatchway.storage import idempotency, operations, outbox, quotas, rows, sandboxes, transitions
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SnapshotRow
+from hatchway.storage.tables import operations as operations_table
 from hatchway.storage.tables import sandboxes as sandboxes_table
 from hatchway.storage.tables import snapshots
 from hatchway.storage.transitions import Accepted, Finished
@@ -81,6 +82,8 @@ def accept(
     kind: SnapshotKind,
     name: str | None,
     key: IdempotencyKey | None,
+    *,
+    scheduled: bool = False,
 ) -> Accepted:
     """Stores a snapshot in `pending` and the operation that makes it.
 
@@ -117,6 +120,7 @@ def accept(
         error=None,
         created_at=now,
         updated_at=now,
+        scheduled=scheduled,
     )
     connection.execute(insert(snapshots), msgspec.structs.asdict(snapshot))
     return accepted
@@ -225,6 +229,23 @@ def unwanted(connection: Connection, node_id: str) -> list[SnapshotRow]:
     """What a node may still hold although nobody wants it: being deleted, or its making failed."""
     query = select(snapshots).where(snapshots.c.node_id == node_id, snapshots.c.state.in_(("deleting", "failed")))
     return [rows.snapshot(row) for row in connection.execute(query).mappings()]
+
+
+def in_use(connection: Connection, snapshot_ids: list[str]) -> set[str]:
+    """Those of them that an operation in hand goes back to, or makes a sandbox from."""
+    if not snapshot_ids:
+        return set()
+    wanted, used = set(snapshot_ids), set()
+    query = select(operations_table.c.kind, operations_table.c.arguments).where(
+        operations_table.c.status.in_(operations.OPEN), operations_table.c.kind == Verb.ROLLBACK
+    )
+    for _, arguments in connection.execute(query):
+        used.add(str(arguments.get("snapshot")))
+    making = select(sandboxes_table.c.snapshot_id).where(
+        sandboxes_table.c.snapshot_id.in_(snapshot_ids), sandboxes_table.c.boot_id.is_(None)
+    )
+    used |= {str(one) for one in connection.execute(making).scalars()}
+    return wanted & used
 
 
 def purge(connection: Connection, before: float) -> None:

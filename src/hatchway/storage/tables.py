@@ -17,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 metadata = MetaData(
@@ -95,11 +96,50 @@ sandboxes = Table(
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Column("deleted_at", Float),
+    Column("timeout_s", Float),
+    Column("idle_timeout_s", Float),
+    Column("on_timeout", String(8), nullable=False, server_default="suspend"),
+    Column("auto_wake", Boolean, nullable=False, server_default=false()),
+    Column("expires_at", Float),
+    Column("left_s", Float),
+    Column("active_at", Float),
+    Column("tries", Integer, nullable=False, server_default="0"),
+    Column("retry_at", Float),
+    Column("due_at", Float),
+    Column("state_since", Float),
+    Column("schedule", JSON(none_as_null=True)),
+    Column("disk_due_at", Float),
+    Column("full_due_at", Float),
+    Column("pool", String(63)),
+    Column("pool_key", String(160)),
     Index(None, "project", "created_at", "id"),
     Index(None, "project", "state"),
     Index(None, "node_id", "state"),
     Index(None, "deleted_at"),
     Index(None, "operation_id"),
+    Index(None, "due_at"),
+    Index(None, "pool", "project"),
+    Index(None, "state", "state_since"),
+)
+
+pools = Table(
+    "pools",
+    metadata,
+    Column("project", String(63), ForeignKey("projects.name"), primary_key=True),
+    Column("name", String(63), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("template", String(512), nullable=False),
+    Column("template_digest", String(80), nullable=False),
+    Column("pool_key", String(160), nullable=False),
+    Column("node_id", String(64), nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("vcpus", Integer, nullable=False),
+    Column("memory_mib", Integer, nullable=False),
+    Column("disk_mib", Integer, nullable=False),
+    Column("condition", Text, nullable=False),
+    Column("retry_at", Float),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
 )
 
 snapshots = Table(
@@ -124,11 +164,34 @@ snapshots = Table(
     Column("memory_bytes", BigInteger),
     Column("digest", String(80)),
     Column("error", JSON(none_as_null=True)),
+    Column("scheduled", Boolean, nullable=False, server_default=false()),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Index(None, "project", "created_at", "id"),
     Index(None, "sandbox_id", "created_at"),
     Index(None, "node_id", "state"),
+)
+
+exports = Table(
+    "exports",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    Column("project", String(63), ForeignKey("projects.name"), nullable=False),
+    # No foreign keys: an export outlives what it was made from.
+    Column("sandbox_id", String(20), nullable=False),
+    Column("snapshot_id", String(20)),
+    Column("node_id", String(64), nullable=False),
+    Column("operation_id", String(20)),
+    Column("state", String(16), nullable=False),
+    Column("size_bytes", BigInteger),
+    Column("digest", String(80)),
+    Column("error", JSON(none_as_null=True)),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Index(None, "project", "created_at", "id"),
+    Index(None, "operation_id"),
+    Index(None, "state", "updated_at"),
 )
 
 operations = Table(

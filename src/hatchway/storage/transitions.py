@@ -11,13 +11,16 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, insert, update
 
+from hatchway.domain import schedules
 from hatchway.domain.errors import Conflict
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import CAUSES, VERBS, Cause, State, Verb, admits, verbs_from
+from hatchway.domain.lifetimes import Lifetime
 from hatchway.domain.shapes import Shape
-from hatchway.storage import idempotency, leases, operations, outbox, quotas, rows, sandboxes
+from hatchway.storage import idempotency, leases, lifetimes, operations, outbox, quotas, rows, sandboxes
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
+from hatchway.storage.tables import exports as exports_table
 from hatchway.storage.tables import operations as operations_table
 from hatchway.storage.tables import sandboxes as table
 from hatchway.storage.tables import snapshots as snapshots_table
@@ -38,6 +41,12 @@ class NewSandbox(msgspec.Struct, frozen=True, kw_only=True):
     require_isolation: str | None
     snapshot_id: str | None = None
     """Make it from this snapshot of the project, which has template and shape already."""
+    lifetime: Lifetime = Lifetime()
+    schedule: dict[str, Any] | None = None
+    """A `domain.schedules.Schedule`, as plain data."""
+    pool: str | None = None
+    """Make it a member of this pool of the project."""
+    pool_key: str | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +98,7 @@ _RELEASE = (
         reason=bindparam("new_reason"),
         updated_at=bindparam("now"),
         deleted_at=bindparam("new_deleted_at"),
+        **lifetimes.BOUND,
     )
     .returning(table)
 )
@@ -119,6 +129,7 @@ _ABANDON = (
         cause=Cause.OPERATION_FAILED,
         reason=bindparam("why"),
         updated_at=bindparam("now"),
+        state_since=bindparam("now"),
     )
 )
 _FAIL_SNAPSHOT = (
@@ -126,15 +137,28 @@ _FAIL_SNAPSHOT = (
     .where(snapshots_table.c.operation_id == bindparam("operation"), snapshots_table.c.state == "pending")
     .values(state="failed", error=bindparam("new_error"), updated_at=bindparam("now"))
 )
+_FAIL_EXPORT = (
+    update(exports_table)
+    .where(exports_table.c.operation_id == bindparam("operation"), exports_table.c.state == "pending")
+    .values(state="failed", error=bindparam("new_error"), updated_at=bindparam("now"))
+)
 
 
-def accept_create(connection: Connection, new: NewSandbox, key: IdempotencyKey | None) -> Accepted:
+def accept_create(
+    connection: Connection,
+    new: NewSandbox,
+    key: IdempotencyKey | None,
+    *,
+    verb: Verb = Verb.CREATE,
+    desired: State = State.RUNNING,
+    arguments: dict[str, Any] | None = None,
+) -> Accepted:
     """Stores a sandbox in `pending` and the operation that makes it. Raises `idempotency.Answered`, and what `quotas.admit_sandboxes` does."""
     idempotency.check(connection, new.project, key)
     quotas.admit_sandboxes(connection, new.project, [new.shape])
     now = time.time()
-    operation = _new_operation(new.project, new_id(), Verb.CREATE, now)
-    sandbox = store_new(connection, new, operation, operation.target, now)
+    operation = msgspec.structs.replace(_new_operation(new.project, new_id(), verb, now), arguments=arguments or {})
+    sandbox = store_new(connection, new, operation, operation.target, now, desired=desired)
     _store_accepted(connection, operation, key)
     return Accepted(sandbox=sandbox, operation=operation, run=True)
 
@@ -147,6 +171,7 @@ def store_new(
     now: float,
     *,
     forked_from: SandboxRow | None = None,
+    desired: State = State.RUNNING,
 ) -> SandboxRow:
     """Stores a sandbox in `pending`, owned by `operation`. Part of a transaction."""
     head = new.snapshot_id if forked_from is None else forked_from.head_snapshot_id
@@ -155,7 +180,7 @@ def store_new(
         project=new.project,
         name=new.name,
         state=State.PENDING,
-        desired=State.RUNNING,
+        desired=desired,
         version=1,
         generation=1,
         node_id=new.node_id,
@@ -182,6 +207,16 @@ def store_new(
         created_at=now,
         updated_at=now,
         deleted_at=None,
+        timeout_s=new.lifetime.timeout_s,
+        idle_timeout_s=new.lifetime.idle_timeout_s,
+        on_timeout=new.lifetime.on_timeout,
+        auto_wake=new.lifetime.auto_wake,
+        state_since=now,
+        schedule=new.schedule,
+        disk_due_at=schedules.next_due(None, (new.schedule or {}).get("disk_every_s"), now),
+        full_due_at=schedules.next_due(None, (new.schedule or {}).get("full_every_s"), now),
+        pool=new.pool,
+        pool_key=new.pool_key,
     )
     connection.execute(_INSERT_SANDBOX, msgspec.structs.asdict(sandbox))
     return sandbox
@@ -311,7 +346,8 @@ def give_up(
     if ended is not None:
         why = str(error.get("cause") or "The operation did not succeed.")
         abandon_branches(connection, operation, why)
-        connection.execute(_FAIL_SNAPSHOT, {"operation": operation.id, "new_error": error, "now": time.time()})
+        for fail_made in (_FAIL_SNAPSHOT, _FAIL_EXPORT):
+            connection.execute(fail_made, {"operation": operation.id, "new_error": error, "now": time.time()})
     return ended
 
 
@@ -366,9 +402,11 @@ def fail(
         # There is no VM and no half-made one may stay: the way out is a start or a delete.
         state, cause = State.FAILED, Cause.OPERATION_FAILED
         reason = str(error.get("cause") or "The operation failed.")
+        if operation.kind is Verb.IMPORT:  # nothing of it is there, not even a disk to start from
+            state, cause = State.DELETED, None
     elif state is State.FAILED and (seen is None or not reason):
         reason = str(error.get("cause") or "The operation failed.")
-    return _release(connection, ended, state, seen, cause, reason)
+    return _release(connection, ended, state, seen, cause, reason, failed=True)
 
 
 def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
@@ -394,6 +432,8 @@ def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
     state, reason = row.state, row.reason
     if state is State.PENDING:
         state, reason = State.FAILED, "The creation was cancelled before it began."
+        if operation.kind is Verb.IMPORT:
+            state = State.DELETED
     finished = _release(connection, ended, state, None, row.cause, reason)
     assert finished is not None
     return finished
@@ -441,8 +481,10 @@ def observe(connection: Connection, seen: Observed, *, version: int | None = Non
                 cause=cause,
                 reason=seen.reason,
                 updated_at=now,
+                **lifetimes.BOUND,
             )
-            .returning(table)
+            .returning(table),
+            lifetimes.moved(row, state, now),
         )
         .mappings()
         .one_or_none()
@@ -538,6 +580,8 @@ def _release(
     seen: Observed | None,
     cause: str | None,
     reason: str,
+    *,
+    failed: bool = False,
 ) -> Finished | None:
     before = sandboxes.find(connection, operation.target)
     assert before is not None
@@ -557,6 +601,7 @@ def _release(
                 "new_reason": reason,
                 "now": now,
                 "new_deleted_at": now if state is State.DELETED else None,
+                **lifetimes.moved(before, state, now, operation if failed else None),
             },
         )
         .mappings()

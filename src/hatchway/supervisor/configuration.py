@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from hatchway.domain import vmm_policy
+from hatchway.domain import archive_policy, vmm_policy
+from hatchway.domain.archive_policy import ArchivePolicy
 from hatchway.domain.checking import explain
 from hatchway.domain.errors import Forbidden, HatchwayError, Unprocessable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
@@ -65,11 +66,15 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     bake: bool = True
     api: Listener = Listener()
     data: Listener = Listener()
+    database_url: Annotated[str, Meta(min_length=1, max_length=2048)] | None = None
+    """A PostgreSQL database, without a password in the URL; left out: a file in the data folder."""
+    database_password_file: str | None = None
     port_domains: Annotated[tuple[Domain, ...], Meta(max_length=16)] = ("localhost",)
     """Names of sandboxes' ports lie under these domains, of which nothing else may use a name."""
     metrics: Metrics = Metrics()
     limits: HostLimits = DEFAULTS
     vmm: VmmPolicy = vmm_policy.DEFAULT
+    archives: ArchivePolicy = archive_policy.DEFAULT
 
 
 def find(named: Path | None, data_dir: Path) -> Path | None:
@@ -140,6 +145,7 @@ def settings(
     api_port: int | None = None,
     data_host: str | None = None,
     data_port: int | None = None,
+    database_url: str | None = None,
 ) -> Settings:
     """The settings of an installation: of its file, where it has one, with what the command line says before it.
 
@@ -168,7 +174,10 @@ def settings(
         data_port=_first(data_port, file.data.port, DEFAULT_DATA_PORT),
         data_tls=_tls(path, folder, "data", file.data),
         data_url=file.data.url,
+        database_url=database_url or os.environ.get("HATCHWAY_DATABASE_URL") or file.database_url,
+        database_password_file=None if file.database_password_file is None else folder / file.database_password_file,
         port_domains=file.port_domains,
+        archives=file.archives,
     )
 
 

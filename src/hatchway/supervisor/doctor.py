@@ -17,7 +17,7 @@ from hatchway.node.images.store import Images
 from hatchway.node.vmm import choice, firecracker_probe
 from hatchway.node.vmm.probe import Finding, examine
 from hatchway.node.vmm.seam import VmmError
-from hatchway.supervisor import folder, profile, uids
+from hatchway.supervisor import database, folder, profile, uids
 from hatchway.supervisor.settings import Settings, libexec
 from hatchway.wire import supervision
 from hatchway.wire.node import Empty, NodeInfo
@@ -140,7 +140,8 @@ def _profile(settings: Settings) -> list[Finding]:
     refused = []
     with contextlib.suppress(HatchwayError):  # what is wrong with the user ids is another finding
         settings = replace(settings, uid_base=uids.base_of(settings))
-    for check in (profile.check_listeners, profile.check_tls, profile.load_metrics, profile.check_folder):
+    checks = (profile.check_listeners, database.check, database.password, profile.check_tls, profile.load_metrics)
+    for check in (*checks, profile.check_folder):
         try:
             check(settings)
         except HatchwayError as error:

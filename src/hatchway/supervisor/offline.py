@@ -1,27 +1,28 @@
-"""Work on a data folder whose service is down, done as the user that the files belong to."""
+"""Work on a data folder without its service, done as the user that the files belong to."""
 
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hatchway.domain.errors import Conflict, HatchwayError, Internal, from_status
-from hatchway.supervisor import folder, uids
+from hatchway.supervisor import database, folder, uids
 from hatchway.supervisor.settings import Settings
 from hatchway.supervisor.view import open_to_role
+
+if TYPE_CHECKING:
+    from hatchway.control.config import ControlConfig
 
 
 def create_key(settings: Settings, name: str, scopes: list[str], expires_in_s: float | None) -> dict[str, Any]:
     """Makes an API key; the answer has its secret, this once. Raises `Conflict("service_is_up")` and what the check of its fields does."""
     from hatchway.control import offline
 
-    made: dict[str, Any] = _as_control(
-        settings, lambda database: offline.create_key(database, name, scopes, expires_in_s)
-    )
+    made: dict[str, Any] = as_control(settings, lambda config: offline.create_key(config, name, scopes, expires_in_s))
     return made
 
 
@@ -29,7 +30,7 @@ def list_keys(settings: Settings) -> list[dict[str, Any]]:
     """The API keys, without their secrets."""
     from hatchway.control import offline
 
-    found: list[dict[str, Any]] = _as_control(settings, offline.list_keys)
+    found: list[dict[str, Any]] = as_control(settings, offline.list_keys)
     return found
 
 
@@ -37,20 +38,28 @@ def revoke_key(settings: Settings, key_id: str) -> None:
     """Ends an API key. Raises `NotFound("unknown_key")`."""
     from hatchway.control import offline
 
-    _as_control(settings, lambda database: offline.revoke_key(database, key_id))
+    as_control(settings, lambda config: offline.revoke_key(config, key_id))
 
 
 def revoke_development_keys(settings: Settings) -> list[str]:
     """Ends every key that was made for development and removes its files; returns the keys' ids."""
     from hatchway.control import offline
 
-    revoked: list[str] = _as_control(settings, offline.revoke_development_keys)
+    revoked: list[str] = as_control(settings, offline.revoke_development_keys)
     settings.development_key.unlink(missing_ok=True)
     return revoked
 
 
-def _as_control(settings: Settings, body: Callable[[Path], Any]) -> Any:
-    """Runs `body` with the path of the database in a child that has control's user, and returns or raises what it does."""
+def as_control(
+    settings: Settings,
+    body: Callable[["ControlConfig"], Any],
+    *,
+    before: Callable[[Settings], None] = lambda prepared: None,
+) -> Any:
+    """Runs `body` with the control plane's configuration in a child that has control's user, and returns or raises what it does.
+
+    `before` is called in this process once the folder is locked. Raises `Conflict("service_is_up")`.
+    """
     lock = folder.Lock(settings)
     if lock.holder() is not None:
         raise Conflict(
@@ -65,7 +74,8 @@ def _as_control(settings: Settings, body: Callable[[Path], Any]) -> Any:
         folder.prepare(settings)
         lock.take()
         try:
-            return _in_child(settings, body)
+            before(settings)
+            return in_child(settings, body)
         finally:
             lock.release()
     finally:
@@ -73,14 +83,22 @@ def _as_control(settings: Settings, body: Callable[[Path], Any]) -> Any:
             claim.release()
 
 
-def _in_child(settings: Settings, body: Callable[[Path], Any]) -> Any:
+def in_child(settings: Settings, body: Callable[["ControlConfig"], Any]) -> Any:
+    """Like `as_control`, whether the service is up or not."""
+    from hatchway.control.config import ControlConfig
+
+    config = ControlConfig(
+        folder=settings.control,
+        database_url=settings.database_url,
+        database_password=database.password(settings),
+    )
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(reading)
             _become(settings)
-            _answer(writing, body, settings.control / "hatchway.db")
+            _answer(writing, body, config)
         finally:
             os._exit(1)  # whatever went wrong: the parent hears no answer
     os.close(writing)
@@ -104,9 +122,9 @@ def _become(settings: Settings) -> None:
         os.setresuid(uid, uid, uid)
 
 
-def _answer(fd: int, body: Callable[[Path], Any], database: Path) -> None:
+def _answer(fd: int, body: Callable[["ControlConfig"], Any], config: "ControlConfig") -> None:
     try:
-        answer: dict[str, Any] = {"result": body(database)}
+        answer: dict[str, Any] = {"result": body(config)}
     except HatchwayError as error:
         answer = {"status": error.status, "error": error.as_dict()}
     with os.fdopen(fd, "wb") as stream:

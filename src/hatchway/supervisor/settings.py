@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hatchway.domain import vmm_policy
+from hatchway.domain import archive_policy, vmm_policy
+from hatchway.domain.archive_policy import ArchivePolicy
 from hatchway.domain.errors import Unavailable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
 from hatchway.domain.vmm_policy import VmmPolicy
@@ -85,8 +86,12 @@ class Settings:
     data_port: int = DEFAULT_DATA_PORT
     data_tls: Tls | None = None
     data_url: str | None = None
+    database_url: str | None = None
+    """A PostgreSQL database; None: a file in the data folder."""
+    database_password_file: Path | None = None
     port_domains: tuple[str, ...] = ("localhost",)
     """Domains under which the ports of sandboxes have names; the first one is told to clients."""
+    archives: ArchivePolicy = archive_policy.DEFAULT
     metrics_token: Path | None = None
     """File with the token that /metrics is read with; None: in development programs of this machine may, in production nobody."""
     bake: bool = True

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.errors import HatchwayError, Unavailable
-from hatchway.supervisor import folder, logs, profile, service_manager, uids
+from hatchway.supervisor import database, folder, logs, profile, service_manager, uids
 from hatchway.supervisor.roles import Role, preload, python_argv
 from hatchway.supervisor.settings import Settings, Tls, libexec
 from hatchway.wire import supervision
@@ -66,6 +66,8 @@ class Supervisor:
         """Runs until a signal ends it: SIGINT and SIGTERM power the sandboxes off too, SIGUSR1 leaves them running."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         profile.check_listeners(self._settings)
+        database.check(self._settings)
+        database.password(self._settings)  # a mistake in its file is told before anything is started
         self._load_tls()
         self._take_folder()
         profile.check_folder(self._settings)
@@ -251,14 +253,18 @@ class Supervisor:
 
     def _control_role(self, api: socket.socket) -> Role:
         ids, settings = self._settings.identity, self._settings
+        database_password = database.password(settings)
 
         def body(ready: Callable[[], None]) -> None:
             from hatchway.control.main import ControlConfig, run
 
             config = ControlConfig(
                 folder=settings.control,
+                database_url=settings.database_url,
+                database_password=database_password,
                 node_socket=settings.run / "node.sock",
                 node_uid=ids.node,
+                trusted_archive_keys=settings.archives.trusted_keys,
                 run_dir=settings.run,
                 metrics=self._metrics,
                 production=settings.production,

@@ -176,6 +176,46 @@ class SandboxMetrics(Struct, frozen=True, kw_only=True):
     host: HostUsage = HostUsage()
 
 
+class ActivityRequest(Struct, frozen=True, kw_only=True):
+    """`sandbox.activity`: when these were last used. Those that are not here are not answered."""
+
+    sandbox_ids: tuple[str, ...]
+
+
+class Activity(Struct, frozen=True, kw_only=True):
+    """When a sandbox was last used: by a request to the data plane, or a session that was made.
+
+    Told as an age, because the clocks of two hosts differ. A node that was restarted counts from then.
+    """
+
+    sandbox_id: str
+    idle_s: float
+    busy: bool = False
+    """A client is at it now: a request is in hand, or a process of its has not ended."""
+
+
+class Activities(Struct, frozen=True, kw_only=True):
+    """Answer to `sandbox.activity`."""
+
+    activities: tuple[Activity, ...]
+
+
+class WakeWanted(Struct, frozen=True, kw_only=True):
+    """A client's request needs a sandbox that does not run; an event. The request waits on the node.
+
+    The control plane wakes it where `auto_wake` is set, and says `sandbox.stay` where it is not, or where that failed.
+    """
+
+    sandbox_id: str
+
+
+class StayRequest(Struct, frozen=True, kw_only=True):
+    """`sandbox.stay`: the sandbox is not woken; `code cause remedy` where it was tried and failed."""
+
+    sandbox_id: str
+    error: dict[str, str] | None = None
+
+
 class SandboxList(Struct, frozen=True, kw_only=True):
     """Answer to `sandbox.list`; `sequence` is where `events` go on from."""
 
@@ -481,6 +521,7 @@ class Event(Struct, frozen=True, kw_only=True):
     observed: Observed | None = None
     session: SessionStatus | None = None
     progress: Progress | None = None
+    wake: WakeWanted | None = None
 
 
 class TemplateList(Struct, frozen=True, kw_only=True):
@@ -508,6 +549,8 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "sandbox.get": (SandboxRef, Observed),
     "sandbox.list": (Empty, SandboxList),
     "sandbox.metrics": (SandboxRef, SandboxMetrics),
+    "sandbox.activity": (ActivityRequest, Activities),
+    "sandbox.stay": (StayRequest, Empty),
     "session.create": (SessionSpec, SessionStatus),
     "session.get": (SessionRef, SessionStatus),
     "session.list": (SandboxSessions, SessionList),

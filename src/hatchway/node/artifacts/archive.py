@@ -30,6 +30,7 @@ from hatchway.domain.shapes import Shape
 from hatchway.node.artifacts.refusals import altered, invalid, too_new, untrusted
 from hatchway.node.images.manifest import is_digest
 from hatchway.node.vmm.manifest import Manifest as Conditions
+from hatchway.wire.archives import sign, verify
 
 FORMAT = 1
 HEADER = 65_536
@@ -37,7 +38,6 @@ MAGIC = b"HWARCHIV"
 _FIXED = struct.Struct(">8sII")
 _SIGNATURE = 64
 MAX_MANIFEST = HEADER - _FIXED.size - _SIGNATURE
-_DOMAIN = b"hatchway archive\0"
 LEVEL = 3
 _PIECE = 1 << 20
 _WINDOW_LOG = 27
@@ -146,7 +146,7 @@ def head_of(manifest: Manifest) -> bytes:
 
 def signed(key: Ed25519PrivateKey, head: bytes) -> bytes:
     """The signature of a head."""
-    return key.sign(_DOMAIN + head)
+    return sign(key, head)
 
 
 def seal(fd: int, head: bytes, signature: bytes) -> None:
@@ -252,7 +252,7 @@ def read(fd: int, trusted: Mapping[str, Ed25519PublicKey]) -> Archive:
     if key is None:
         raise untrusted(key_id)
     try:
-        key.verify(head[end : end + _SIGNATURE], _DOMAIN + head[:end])
+        verify(key, head[end : end + _SIGNATURE], head[:end])
     except InvalidSignature:
         raise altered("its signature does not hold") from None
     try:

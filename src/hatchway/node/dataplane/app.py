@@ -20,6 +20,7 @@ from hatchway.domain.errors import (
     NotFound,
 )
 from hatchway.node import metrics
+from hatchway.node.activity import Uses
 from hatchway.node.dataplane.archives import Archives
 from hatchway.node.dataplane.archives import make_routes as archive_routes
 from hatchway.node.dataplane.attach import Attach
@@ -40,6 +41,7 @@ from hatchway.node.dataplane.terminal import Terminal
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.dataplane.websocket import reject
 from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.waking import Waker
 from hatchway.wire.tracing import Traced
 
 log = logging.getLogger(__name__)
@@ -59,13 +61,15 @@ def make_app(
     file_limits: FileLimits | None = None,
     port_domains: tuple[str, ...] = DEFAULT_DOMAINS,
     archives: Archives | None = None,
+    uses: Uses | None = None,
+    waker: Waker | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> "App":
     """Returns the data plane as an ASGI application; ports have names under `port_domains`; `routes` are further ones that check tokens themselves.
 
     Raises `ValueError` for a domain that is none.
     """
-    plane = Plane(sessions, tokens, guests, limits or PlaneLimits())
+    plane = Plane(sessions, tokens, guests, limits or PlaneLimits(), uses or Uses(), waker)
     ports = Ports(plane, PortNames(port_domains))
     tcp = "/v1/sandboxes/{sandbox_id}/ports/{port}/tcp"
     at = "/v1/sessions/{session_id}"

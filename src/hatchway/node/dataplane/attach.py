@@ -51,6 +51,7 @@ class Attach:
         with plane.following(session, claims, place.stdout, place.stderr) as follower:
             departure = Departure(receive, lambda: follower.stop("disconnected"))
             try:
+                await plane.ready_for(session)
                 if not session.started:
                     await session.start(plane.link(session))
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})

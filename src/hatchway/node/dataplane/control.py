@@ -41,6 +41,7 @@ class _Control:
             raise InvalidRequest("body_missing", "The request has no body.", "Send a JSON object.")
         if not session.started:
             raise Conflict("not_started", "The process was not started yet.", "Attach to the session first.")
+        await self._plane.ready_for(session)
         return session, body
 
 

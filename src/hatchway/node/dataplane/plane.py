@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hatchway.domain.errors import Conflict, Unavailable
 from hatchway.domain.lifecycle import State, Verb, verbs_from
+from hatchway.node.activity import Uses
 from hatchway.node.dataplane.limits import PlaneLimits
 from hatchway.node.dataplane.seam import Guests
 from hatchway.node.dataplane.tokens import TokenChecker
@@ -15,6 +16,7 @@ from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sessions.follower import Follower
 from hatchway.node.sessions.session import Session
 from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.waking import Waker
 from hatchway.wire.tokens import Claims
 
 
@@ -42,6 +44,8 @@ class Plane:
     tokens: TokenChecker
     guests: Guests
     limits: PlaneLimits
+    uses: Uses = field(default_factory=Uses)
+    waker: Waker | None = None
     closing: bool = False
     streams: set[Opened] = field(default_factory=set)
 
@@ -61,7 +65,8 @@ class Plane:
         expiry = loop.call_later(max(0.0, claims.expires_at - time.time()), stream.end, "expired")
         self.streams.add(stream)
         try:
-            yield
+            with self.uses.during(claims.sandbox_id):
+                yield
         finally:
             self.streams.discard(stream)
             expiry.cancel()
@@ -80,6 +85,18 @@ class Plane:
                 yield follower
         finally:
             follower.close()
+
+    async def ready(self, sandbox_id: str) -> None:
+        """Somebody wants something of the sandbox: waits until it runs, where it is woken by that. Raises `Conflict("wake_failed")`,
+        `Unavailable("wake_timeout")`."""
+        self.uses.note(sandbox_id)
+        if self.waker is not None:
+            await self.waker.awake(sandbox_id)
+
+    async def ready_for(self, session: Session) -> None:
+        """Like `ready`, for what is asked of a session: of one that has ended nothing is asked any more."""
+        if session.living or not session.started:
+            await self.ready(session.record.spec.sandbox_id)
 
     def link(self, session: Session) -> GuestLink:
         """The agent of the session's sandbox; see `link_of`."""

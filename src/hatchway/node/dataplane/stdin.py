@@ -38,6 +38,7 @@ class Stdin:
             raise Conflict("not_started", "The process was not started yet.", "Attach to the session first.")
         if not record.spec.stdin and record.spec.pty is None:
             raise Conflict("no_stdin", "The session has no stdin.", "Create it with `stdin: true`.")
+        await plane.ready_for(session)
         link = plane.link(session) if record.exit is None else None
         body = requests.Body(receive, plane.limits.stdin_ahead)
         departed = asyncio.ensure_future(body.departed())

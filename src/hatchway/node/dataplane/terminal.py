@@ -49,6 +49,7 @@ class Terminal:
         at = requests.offset(HTTPConnection(scope), "from") or 0
         why: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         with plane.following(session, claims, at, 0, stop=why.set_result) as follower:
+            await plane.ready_for(session)
             if not session.started:
                 await session.start(plane.link(session))
             socket = Socket(scope, receive, send)

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -22,7 +22,7 @@ from hatchway.node.guest.link import connect
 from hatchway.node.guest.seam import GuestError, LinkLost, Setup
 from hatchway.node.images import files
 from hatchway.node.images.bakes import DEFAULT_BUDGET, Bakes, disk_is_full, warm_page_cache
-from hatchway.node.images.store import Images, Release
+from hatchway.node.images.store import Release
 from hatchway.node.images.warm import FirstJobFailed, run_first_jobs
 from hatchway.node.vmm.seam import Baked, Driver, LauncherUnavailable, LaunchRefused, Vm, VmmError, VmmMissing, VmSpec
 
@@ -88,27 +88,23 @@ def _again(error: Internal) -> Internal:
 class Baker:
     """Gives the baked snapshot that fits a release, a shape and this host; makes it where there is none.
 
-    `folder` is this node's alone. `in_use` names the keys of bakes that must not be removed to keep within `budget` octets.
-    One bake runs at a time.
+    `folder` is this node's alone, and kept within `budget` octets: a sandbox links what it was restored from, so that no bake has to
+    stay for it. One bake runs at a time.
     """
 
     def __init__(
         self,
-        images: Images,
         driver: Driver,
         launcher: VmEnder,
         folder: Path,
         *,
         budget: int = DEFAULT_BUDGET,
         network: bool = True,
-        in_use: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._images = images
         self._driver = driver
         self._launcher = launcher
         self._bakes = Bakes(folder, budget)
         self._network = network
-        self._in_use = in_use
         self._known: dict[str, Baked] = {}
         self._sizes: dict[str, int] = {}
         """What the files of a known bake take, in octets."""
@@ -232,11 +228,7 @@ class Baker:
             self._flights.pop(key, None)
 
     async def _bake(self, key: str, release: Release, shape: Shape, report: Callable[..., None]) -> Baked:
-        await asyncio.to_thread(
-            self._bakes.make_room,
-            (shape.memory_mib << 20) + _DEVICE_STATE,
-            frozenset(self._in_use()) | set(self._flights),
-        )
+        await asyncio.to_thread(self._bakes.make_room, (shape.memory_mib << 20) + _DEVICE_STATE, set(self._flights))
         started = monotonic()
         vm_id = new_id()
         work = self._bakes.work / vm_id

@@ -143,14 +143,6 @@ def build(folder: Path, files: Mapping[str, Path], *, like: Tree | None = None) 
     return Tree(target, digest)
 
 
-def existing(folder: Path, digest: str) -> Tree | None:
-    """Returns a tree made earlier, for a snapshot that names it; None when it is gone."""
-    target = folder / digest
-    if not re.fullmatch(r"[0-9a-f]{64}", digest) or not target.is_dir():
-        return None
-    return Tree(target, digest)
-
-
 def _digest(files: Mapping[str, Path], like: Tree | None) -> str:
     total = hashlib.sha256(_DIGEST_VERSION)
     if like is not None:

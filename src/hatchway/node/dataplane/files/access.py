@@ -137,9 +137,13 @@ class Call:
 
         try:
             with self.files.plane.opened(self.claims, end):
-                return await self._until(ended, end, work, departed, stopped)
+                return await self._until(ended, end, self._ready(work), departed, stopped)
         finally:
             work.close()
+
+    async def _ready(self, work: Coroutine[Any, Any, T]) -> T:
+        await self.files.plane.ready(self.sandbox_id)
+        return await work
 
     async def _until(
         self,

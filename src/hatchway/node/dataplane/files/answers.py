@@ -63,10 +63,6 @@ class PackHead(msgspec.Struct, frozen=True, kw_only=True):
     entry: Entry
 
 
-class NoHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an operation that has none."""
-
-
 class StatDone(msgspec.Struct, frozen=True, kw_only=True):
     """`stat`, `move`."""
 

@@ -27,6 +27,7 @@ async def upload(
     A body that is cut off is never ended for the program, which is killed instead; where it knows how much was to come
     (`ends_itself`) it is given the end first, so that it clears away what it wrote.
     """
+    await call.files.plane.ready(call.sandbox_id)
     link, user = call.link, call.query.user()
     within = call.limits.transfer_s
     with call.files.counted(call.sandbox_id):

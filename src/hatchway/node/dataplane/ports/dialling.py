@@ -27,6 +27,7 @@ class Dialler:
         and `Unavailable("sandbox_unreachable")`.
         """
         limits, sandbox_id = self._plane.limits, port.sandbox_id
+        await self._plane.ready(sandbox_id)
         link = self._plane.link_of(sandbox_id)
         of_sandbox = self._of_sandbox.get(sandbox_id, 0)
         if of_sandbox >= limits.port_connections_per_sandbox or self._open >= limits.port_connections:

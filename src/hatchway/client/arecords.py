@@ -1,0 +1,96 @@
+"""What the API has besides sandboxes and sessions: snapshots, operations, templates, keys; for asyncio. `records` has the same for blocking code."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
+
+from . import calls
+from .atransport import AsyncDriver
+from .models import Key, NewKey, Operation, Snapshot, Template
+
+T = TypeVar("T")
+
+
+async def all_of(driver: AsyncDriver, listing: calls.Listing[T]) -> AsyncIterator[T]:
+    """Iterates over a list of the API, page by page."""
+    cursor: str | None = None
+    while True:
+        page = await driver.run(listing.page(cursor))
+        for item in page.items:
+            yield item
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+class AsyncSnapshots:
+    """The snapshots of the project."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+
+    async def get(self, snapshot_id: str) -> Snapshot:
+        """Returns the snapshot with this id; raises `NotFound`."""
+        return await self._driver.run(calls.get_snapshot(snapshot_id))
+
+    def list(self, *, sandbox: str | None = None, kind: str | None = None) -> AsyncIterator[Snapshot]:
+        """Iterates over the snapshots of this sandbox and kind, newest first, page by page."""
+        return all_of(self._driver, calls.snapshots(sandbox, kind))
+
+    async def delete(self, snapshot_id: str) -> Snapshot:
+        """Deletes a snapshot; it is `deleting` while its node is away."""
+        return await self._driver.run(calls.delete_snapshot(snapshot_id))
+
+
+class AsyncOperations:
+    """The records of lifecycle requests."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+
+    async def get(self, operation_id: str) -> Operation:
+        """Returns the operation with this id; raises `NotFound`."""
+        return await self._driver.run(calls.get_operation(operation_id))
+
+    def list(self) -> AsyncIterator[Operation]:
+        """Iterates over the operations of the project, page by page."""
+        return all_of(self._driver, calls.operations())
+
+    async def wait(self, operation_id: str, *, timeout: float = 120.0) -> Operation:
+        """Stays until it has succeeded; raises `OperationFailed`, or `WaitTimeout` after `timeout` seconds."""
+        return await self._driver.run(calls.wait_operation(operation_id, timeout_s=timeout))
+
+    async def cancel(self, operation_id: str) -> Operation:
+        """Asks that it be given up."""
+        return await self._driver.run(calls.cancel_operation(operation_id))
+
+
+class AsyncTemplates:
+    """What sandboxes can be made from."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+
+    def list(self) -> AsyncIterator[Template]:
+        """Iterates over the releases that are there."""
+        return all_of(self._driver, calls.templates())
+
+
+class AsyncKeys:
+    """The API keys of the project."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+
+    async def create(
+        self, name: str, *, scopes: Sequence[str] | None = None, expires_in: float | None = None
+    ) -> NewKey:
+        """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked."""
+        return await self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in)))
+
+    def list(self) -> AsyncIterator[Key]:
+        """Iterates over the keys, without their secrets."""
+        return all_of(self._driver, calls.keys())
+
+    async def delete(self, key_id: str) -> None:
+        """Revokes a key: it stops working at once."""
+        await self._driver.run(calls.delete_key(key_id))

@@ -1,0 +1,93 @@
+"""What the API has besides sandboxes and sessions: snapshots, operations, templates, keys; for blocking code. `arecords` has the same for asyncio."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from . import calls
+from .models import Key, NewKey, Operation, Snapshot, Template
+from .transport import SyncDriver
+
+T = TypeVar("T")
+
+
+def all_of(driver: SyncDriver, listing: calls.Listing[T]) -> Iterator[T]:
+    """Iterates over a list of the API, page by page."""
+    cursor: str | None = None
+    while True:
+        page = driver.run(listing.page(cursor))
+        yield from page.items
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+class Snapshots:
+    """The snapshots of the project."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def get(self, snapshot_id: str) -> Snapshot:
+        """Returns the snapshot with this id; raises `NotFound`."""
+        return self._driver.run(calls.get_snapshot(snapshot_id))
+
+    def list(self, *, sandbox: str | None = None, kind: str | None = None) -> Iterator[Snapshot]:
+        """Iterates over the snapshots of this sandbox and kind, newest first, page by page."""
+        return all_of(self._driver, calls.snapshots(sandbox, kind))
+
+    def delete(self, snapshot_id: str) -> Snapshot:
+        """Deletes a snapshot; it is `deleting` while its node is away."""
+        return self._driver.run(calls.delete_snapshot(snapshot_id))
+
+
+class Operations:
+    """The records of lifecycle requests."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def get(self, operation_id: str) -> Operation:
+        """Returns the operation with this id; raises `NotFound`."""
+        return self._driver.run(calls.get_operation(operation_id))
+
+    def list(self) -> Iterator[Operation]:
+        """Iterates over the operations of the project, page by page."""
+        return all_of(self._driver, calls.operations())
+
+    def wait(self, operation_id: str, *, timeout: float = 120.0) -> Operation:
+        """Stays until it has succeeded; raises `OperationFailed`, or `WaitTimeout` after `timeout` seconds."""
+        return self._driver.run(calls.wait_operation(operation_id, timeout_s=timeout))
+
+    def cancel(self, operation_id: str) -> Operation:
+        """Asks that it be given up."""
+        return self._driver.run(calls.cancel_operation(operation_id))
+
+
+class Templates:
+    """What sandboxes can be made from."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def list(self) -> Iterator[Template]:
+        """Iterates over the releases that are there."""
+        return all_of(self._driver, calls.templates())
+
+
+class Keys:
+    """The API keys of the project."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def create(self, name: str, *, scopes: Sequence[str] | None = None, expires_in: float | None = None) -> NewKey:
+        """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked."""
+        return self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in)))
+
+    def list(self) -> Iterator[Key]:
+        """Iterates over the keys, without their secrets."""
+        return all_of(self._driver, calls.keys())
+
+    def delete(self, key_id: str) -> None:
+        """Revokes a key: it stops working at once."""
+        self._driver.run(calls.delete_key(key_id))

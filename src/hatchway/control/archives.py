@@ -1,0 +1,409 @@
+"""/v1/exports, /v1/uploads, /v1/imports: archives out of sandboxes and snapshots, and sandboxes out of archives.
+
+The octets go between client and node, over the data plane; here is who may, and what becomes of them.
+"""
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from hatchway.control import archive_keys, requests, views
+from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
+from hatchway.control.nodes import NodeLink, quietly, unreachable
+from hatchway.control.sandboxes import (
+    Name,
+    check_caps,
+    check_env,
+    check_metadata,
+    proceed,
+    repeat,
+    sandbox_id,
+    unknown_template,
+)
+from hatchway.control.verbs import signed_export
+from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unprocessable
+from hatchway.domain.ids import new_id
+from hatchway.domain.lifecycle import SnapshotKind
+from hatchway.domain.quotas import template_allowed
+from hatchway.storage import exports, projects, snapshots
+from hatchway.storage.exports import ExportRow
+from hatchway.storage.idempotency import Answered
+from hatchway.storage.transitions import NewSandbox
+from hatchway.wire.node import Empty, ExportRef, ExportRequest, UploadDescription
+from hatchway.wire.tokens import ARCHIVES
+
+LOOK_WITHIN_S = 30.0
+NODE_WAIT_S = 3.0
+TOKEN_S = 3600.0
+
+
+class MakeExport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an archive brings along."""
+
+    include_template: bool = False
+    """With the template's files: for an installation that does not have it."""
+
+
+class MakeImport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sandbox is made from; what is not given is as the archive says."""
+
+    upload: Annotated[str, Meta(description="Id of an upload that is complete.")]
+    memory: bool = True
+    """Take its memory, too, where it has one; false: the disk alone, and the sandbox is stopped."""
+    name: Name | None = None
+    metadata: dict[str, str] | None = None
+    env: dict[str, str] | None = None
+
+
+class ListExports(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Paging."""
+
+    limit: Annotated[int, Meta(ge=1, le=requests.MAX_LIMIT)] = requests.DEFAULT_LIMIT
+    cursor: str | None = None
+
+
+class Export(views.View, frozen=True, kw_only=True):
+    """An archive on a node: `state` is `pending ready failed`; `signed_by` is what another installation has to trust to take it in."""
+
+    id: str
+    sandbox: str
+    snapshot: str | None
+    operation: str | None
+    state: str
+    size_bytes: int | None
+    digest: str | None
+    signed_by: str
+    error: dict[str, Any] | None
+    created_at: float
+    expires_at: float | None
+
+
+class ExportAnswer(views.View, frozen=True, kw_only=True):
+    """One export."""
+
+    export: Export
+
+
+class ExportPage(views.View, frozen=True, kw_only=True):
+    """Exports, newest first."""
+
+    exports: tuple[Export, ...]
+    next_cursor: str | None
+
+
+class ArchiveToken(views.View, frozen=True, kw_only=True):
+    """Where an archive is fetched from, or brought to, and the right to do so."""
+
+    id: str
+    url: str
+    token: str
+    expires_at: float
+
+
+async def make(call: Call[MakeExport]) -> Response:
+    """Accepts the export of a sandbox."""
+    await call.plane.database.require_room()
+    try:
+        accepted = await call.plane.database.write(
+            exports.accept, call.project, sandbox_id(call), call.body.include_template, call.idempotency
+        )
+    except Answered as earlier:
+        return await repeat(call, earlier)
+    return await proceed(call, accepted)
+
+
+_snapshots_out: set[asyncio.Task[None]] = set()
+
+
+async def make_of_snapshot(call: Call[MakeExport]) -> Response:
+    """Begins the export of a snapshot, which is no operation of any sandbox: the export itself says how far it is."""
+    plane = call.plane
+    await plane.database.require_room()
+    snapshot_id = requests.check_id(call.path["id"], "snapshot", NotFound)
+    snapshot = await plane.database.read(snapshots.get_ready, call.project, snapshot_id)
+    link = plane.nodes.find(snapshot.node_id)
+    if link is None or not link.connected:
+        raise unreachable(snapshot.node_id)
+    row = await plane.database.write(exports.begin_of_snapshot, call.project, snapshot_id)
+    key_id, _ = await plane.database.read(archive_keys.own)
+    request = ExportRequest(
+        sandbox_id=row.sandbox_id,
+        generation=1,
+        export_id=row.id,
+        project=row.project,
+        key_id=key_id,
+        snapshot_id=snapshot_id,
+        include_template=call.body.include_template,
+        parents=() if snapshot.parent_id is None else (snapshot.parent_id,),
+        labels={"name": snapshot.name, "metadata": {}},
+    )
+    task = asyncio.get_running_loop().create_task(_export_snapshot(call, link, request))
+    _snapshots_out.add(task)
+    task.add_done_callback(_snapshots_out.discard)
+    await asyncio.wait([task], timeout=requests.prefer_wait(call.request) or 0)
+    row = await plane.database.read(exports.get, call.project, row.id)
+    return answer(await _answered(call, row), 202 if row.state == "pending" else 200)
+
+
+async def _export_snapshot(call: Call[MakeExport], link: NodeLink, request: ExportRequest) -> None:
+    database = call.plane.database
+    try:
+        made = await signed_export(link, database, request)
+    except (HatchwayError, TimeoutError) as error:
+        told = error if isinstance(error, HatchwayError) else Conflict("timeout", "It took too long.", "Try again.")
+        await database.write(exports.failed, request.export_id, msgspec.to_builtins(told.as_dict(), str_keys=True))
+    else:
+        await database.write(exports.ready, made)
+
+
+async def list_(call: Call[NoBody]) -> Response:
+    """Lists the project's exports."""
+    query: ListExports = call.query
+    rows = await call.plane.database.read(
+        exports.list_page, call.project, before=requests.decode_cursor(query.cursor), limit=query.limit + 1
+    )
+    rows, cursor = requests.page(rows, query.limit)
+    signer = archive_keys.shown(*await call.plane.database.read(archive_keys.own))
+    return answer(ExportPage(exports=tuple(_view(row, signer) for row in rows), next_cursor=cursor))
+
+
+async def get(call: Call[NoBody]) -> Response:
+    """Shows one export."""
+    return answer(await _answered(call, await call.plane.database.read(exports.get, call.project, _id(call))))
+
+
+async def delete(call: Call[NoBody]) -> Response:
+    """Deletes an export; where its node is away that removes it when its time is over."""
+    row = await call.plane.database.write(exports.delete, call.project, _id(call))
+    link = call.plane.nodes.find(row.node_id)
+    if link is not None and link.connected:
+        await quietly(link.call("export.delete", ExportRef(export_id=row.id), Empty, within=LOOK_WITHIN_S))
+    return answer(None, 204)
+
+
+async def token(call: Call[NoBody]) -> Response:
+    """Signs the right to fetch an export."""
+    row = await call.plane.database.read(exports.get, call.project, _id(call))
+    if row.state != "ready":
+        raise Conflict(
+            "export_not_ready",
+            f"The export {row.id} is {row.state}.",
+            "Wait for its operation to end." if row.state == "pending" else "Export again.",
+            state=row.state,
+        )
+    link = call.plane.nodes.find(row.node_id)
+    if link is None or not link.connected:
+        raise unreachable(row.node_id)
+    return answer(_right(call, link, row.id, f"/v1/exports/{row.id}/content", row.expires_at), 201)
+
+
+async def upload(call: Call[NoBody]) -> Response:
+    """Signs the right to bring an archive to a node."""
+    await call.plane.nodes.wait(None, within=NODE_WAIT_S)
+    link = call.plane.nodes.ready()[0]
+    upload_id = new_id()
+    return answer(_right(call, link, upload_id, f"/v1/uploads/{upload_id}", None), 201)
+
+
+async def import_(call: Call[MakeImport]) -> Response:
+    """Accepts a sandbox that is made from an upload."""
+    body, plane = call.body, call.plane
+    upload_id = requests.check_id(body.upload, "upload", NotFound)
+    await plane.database.require_room()
+    try:
+        link, told = await _described(call, upload_id)
+    except NotFound as unknown:
+        # The upload goes with its import: a repetition finds the import.
+        try:
+            await plane.database.read(_answered_before, call)
+        except Answered as earlier:
+            return await repeat(call, earlier)
+        raise unknown from None
+    memory = body.memory and told.kind == SnapshotKind.FULL
+    if memory and told.memory_problem:
+        raise Conflict(
+            "memory_lost",
+            f"The archive's memory cannot be loaded here. {told.memory_problem}",
+            "Its disk can be taken in without it: import with `memory` false.",
+        )
+    project = await plane.database.read(projects.get, call.project)
+    check_caps(project, told.shape)
+    name, _, tag = told.template.partition(":")
+    if not template_allowed(project.templates, name=name, tag=tag, digest=told.template_digest):
+        raise unknown_template(told.template)
+    assert link.info is not None
+    assert link.node_id is not None
+    if project.require_isolation not in (None, link.info.isolation):
+        raise Unprocessable(
+            "isolation_unavailable",
+            f"All sandboxes of the project {project.name} must have {project.require_isolation} isolation.",
+            "Use another project.",
+        )
+    metadata = told.metadata if body.metadata is None else body.metadata
+    env = told.env if body.env is None else body.env
+    check_env(env, "env")
+    check_metadata(metadata)
+    new = NewSandbox(
+        project=call.project,
+        name=body.name or _name(told.name),
+        node_id=link.node_id,
+        template=told.template,
+        template_digest=told.template_digest,
+        shape=told.shape,
+        metadata=metadata,
+        env=env,
+        require_isolation=project.require_isolation,
+    )
+    try:
+        accepted = await plane.database.write(exports.accept_import, new, upload_id, memory, call.idempotency)
+    except Answered as earlier:
+        return await repeat(call, earlier)
+    return await proceed(call, accepted)
+
+
+def _answered_before(connection: Any, call: Call[MakeImport]) -> None:
+    from hatchway.storage import idempotency
+
+    idempotency.check(connection, call.project, call.idempotency)
+
+
+async def _described(call: Call[MakeImport], upload_id: str) -> tuple[NodeLink, UploadDescription]:
+    """The node that has an upload, and what that is. Raises `NotFound("unknown_upload")`, and what is wrong with it."""
+    await call.plane.nodes.wait(None, within=NODE_WAIT_S)
+    ref = ExportRef(export_id=upload_id, project=call.project)
+    for link in call.plane.nodes.ready():
+        try:
+            return link, await link.call("upload.describe", ref, UploadDescription, within=LOOK_WITHIN_S)
+        except NotFound:
+            continue
+    raise NotFound("unknown_upload", f"There is no upload {upload_id}.", "It may be over: upload again.")
+
+
+def _name(told: str | None) -> str | None:
+    try:
+        return msgspec.convert(told, Name | None)
+    except msgspec.ValidationError:
+        return None
+
+
+def _right(call: Call[Any], link: NodeLink, archive_id: str, path: str, until: float | None) -> ArchiveToken:
+    assert link.info is not None
+    signed, expires_at = call.plane.signer.issue(
+        project=call.project,
+        sandbox_id=archive_id,
+        generation=1,
+        ttl_s=TOKEN_S if until is None else max(1.0, min(TOKEN_S, until - time.time())),
+        scopes=frozenset({ARCHIVES}),
+        key_id=call.key.id,
+        until=call.key.expires_at,
+    )
+    url = link.info.attach_url.rstrip("/") + path
+    return ArchiveToken(id=archive_id, url=url, token=signed, expires_at=expires_at)
+
+
+async def _answered(call: Call[Any], row: ExportRow) -> ExportAnswer:
+    signer = archive_keys.shown(*await call.plane.database.read(archive_keys.own))
+    return ExportAnswer(export=_view(row, signer))
+
+
+def _view(row: ExportRow, signer: str) -> Export:
+    return Export(
+        id=row.id,
+        sandbox=row.sandbox_id,
+        snapshot=row.snapshot_id,
+        operation=row.operation_id,
+        state=row.state,
+        size_bytes=row.size_bytes,
+        digest=row.digest,
+        signed_by=signer,
+        error=row.error,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )
+
+
+def _id(call: Call[Any]) -> str:
+    return requests.check_id(call.path["id"], "export", NotFound)
+
+
+_ACCEPTED: dict[int, type[msgspec.Struct] | None] = {202: views.AcceptedAnswer, 200: views.AcceptedAnswer}
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/sandboxes/{id}/export",
+        make,
+        "Make an archive of a suspended or stopped sandbox; `operation.result.export` names it",
+        _ACCEPTED,
+        "archives",
+        scope="write",
+        body=MakeExport,
+        errors=(404, 409, 410),
+        idempotent=True,
+        waits=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/snapshots/{id}/export",
+        make_of_snapshot,
+        "Make an archive of a snapshot",
+        {202: ExportAnswer, 200: ExportAnswer},
+        "archives",
+        scope="write",
+        body=MakeExport,
+        errors=(404, 409, 503),
+        waits=True,
+    ),
+    Endpoint("GET", "/v1/exports", list_, "List exports", {200: ExportPage}, "archives", query=ListExports),
+    Endpoint("GET", "/v1/exports/{id}", get, "Show an export", {200: ExportAnswer}, "archives", errors=(404,)),
+    Endpoint(
+        "DELETE",
+        "/v1/exports/{id}",
+        delete,
+        "Delete an export",
+        {204: None},
+        "archives",
+        scope="write",
+        body=NoBody,
+        errors=(404,),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/exports/{id}/token",
+        token,
+        "Get the right to fetch an export from its node",
+        {201: ArchiveToken},
+        "archives",
+        scope="write",
+        body=NoBody,
+        errors=(404, 409, 503),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/uploads",
+        upload,
+        "Get the right to bring an archive to a node",
+        {201: ArchiveToken},
+        "archives",
+        scope="write",
+        body=NoBody,
+        errors=(503,),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/imports",
+        import_,
+        "Make a sandbox from an archive that was uploaded: suspended with its memory, else stopped",
+        _ACCEPTED,
+        "archives",
+        scope="write",
+        body=MakeImport,
+        errors=(404, 409, 503, 507),
+        idempotent=True,
+        waits=True,
+    ),
+)

@@ -1,0 +1,81 @@
+"""Pause and resume: the virtual CPUs stand still, and everything stays where it is."""
+
+import contextlib
+import os
+import time
+
+from hatchway.domain.lifecycle import State, Verb
+from hatchway.node.greeting import RESTORE_WITHIN_S, meet
+from hatchway.node.guest.seam import GuestError, LinkLost
+from hatchway.node.sandbox import Sandbox
+from hatchway.node.vmm.seam import Vm, VmmError
+from hatchway.wire.node import Observed
+
+
+async def pause(sandbox: Sandbox) -> Observed:
+    """Stops the virtual CPUs."""
+    return await sandbox.do(Verb.PAUSE, lambda: _pause(sandbox))
+
+
+async def resume(sandbox: Sandbox) -> Observed:
+    """Lets the virtual CPUs go on, with the clock set."""
+    return await sandbox.do(Verb.RESUME, lambda: _resume(sandbox))
+
+
+async def _pause(sandbox: Sandbox) -> None:
+    if sandbox.record.state == State.PAUSED:
+        return
+    sandbox.require(Verb.PAUSE)
+    vm = sandbox.require_vm()
+    try:
+        await vm.pause()
+        sandbox.check_alive(vm)
+    except VmmError:
+        await settle(sandbox, vm)
+        raise
+    if sandbox.link is not None:
+        sandbox.link.paused(True)
+    sandbox.save(State.PAUSED)
+
+
+async def _resume(sandbox: Sandbox) -> None:
+    if sandbox.record.state == State.RUNNING:
+        return
+    sandbox.require(Verb.RESUME)
+    vm = sandbox.require_vm()
+    try:
+        await vm.resume()
+        await wake_agent(sandbox, vm)
+        sandbox.check_alive(vm)
+    except (VmmError, LinkLost, GuestError, OSError, TimeoutError):
+        with contextlib.suppress(VmmError):
+            await vm.pause()  # it is not ready: it stays what it was
+        await settle(sandbox, vm)
+        link, sandbox.link = sandbox.link, None
+        if link is not None:
+            await link.close()  # the next attempt makes it anew
+        raise
+    sandbox.save(State.RUNNING)
+
+
+async def wake_agent(sandbox: Sandbox, vm: Vm) -> None:
+    """After the virtual CPUs were let go on: the agent is asked again, and gets clock and entropy. Raises `LinkLost`, `GuestError`."""
+    link = sandbox.link
+    if link is None:
+        link = sandbox.link = await meet(vm, within=RESTORE_WITHIN_S)
+        await sandbox.context.sessions.link_up(sandbox.record.sandbox_id, link)
+    else:
+        link.paused(False)
+    await link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
+
+
+async def settle(sandbox: Sandbox, vm: Vm) -> None:
+    """After a pause or resume that failed: the state is what the machine says, not what was wanted."""
+    info = await vm.info()
+    if info.status == "ended" or vm.ended.is_set() or "unanswered" in info.details:
+        return  # the watcher tells it; or nobody knows, and what was seen last stays
+    if sandbox.link is not None:
+        sandbox.link.paused(info.status == "paused")
+    state = State.PAUSED if info.status == "paused" else State.RUNNING
+    if sandbox.record.state != state:
+        sandbox.save(state)
