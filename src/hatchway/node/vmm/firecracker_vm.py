@@ -12,7 +12,7 @@ from hatchway.node.vmm.firecracker_api import Api
 from hatchway.node.vmm.firecracker_args import Request
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.manifest import Manifest
-from hatchway.node.vmm.seam import ExitStatus, VmInfo, VmmDied, VmmError, VmmTimeout, VmSpec
+from hatchway.node.vmm.seam import ExitStatus, VmmDied, VmmError, VmmTimeout, VmSpec
 from hatchway.node.vmm.shim import AGENT, API, ShimError
 from hatchway.node.vmm.shim_vm import ANSWER_WITHIN_S, REAPED_WITHIN_S, Kind, ShimVm
 
@@ -238,18 +238,6 @@ class FirecrackerVm(ShimVm):
             await asyncio.to_thread(manifest.seal_bake, folder, self._bake, state, folder / "memory", disk)
         finally:
             manifest.close(state)
-
-    async def info(self) -> VmInfo:
-        """See `seam.Vm.info`. A VMM that lives and does not answer is `running`, with `details.unanswered`."""
-        status, details = "running", dict[str, object]()
-        if not self.ended.is_set():
-            try:
-                found = await self.status()
-                details["run_state"] = found
-                status = "running" if found == "running" else "paused"
-            except (VmmError, OSError) as error:
-                details["unanswered"] = str(error)
-        return self.described(status, details)
 
     async def console(self) -> bytes:
         """Returns the newest octets of the guest's serial console, at most 64 KiB, Firecracker's own errors among them.

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from hatchway.domain.host_limits import BURST, DEFAULTS, HostLimits
@@ -134,15 +135,10 @@ class QemuDriver:
             else:
                 empty = self._empty_memory()
                 await asyncio.to_thread(captures.keep_base, spec.folder, empty)
-                fds.add(qemu_args.MEMORY_FD, os.open(empty, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+                fds.add_file(qemu_args.MEMORY_FD, empty)
             self._add_disks(fds, spec, disk)
-            parts = qemu_args.Parts(
-                machine=self._machine,
-                hardware=self._hardware,
-                shape=spec.shape,
-                layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
-                network=spec.network,
-                limits=self._limits,
+            parts = replace(
+                self._parts(spec, disk),
                 share_memory=bakeable,
                 cmdline=qemu_args.kernel_command_line(
                     self._machine, spec.boot.cmdline, hardware=self._hardware, tsc_khz=self.host.tsc_khz
@@ -166,18 +162,10 @@ class QemuDriver:
         with Descriptors() as fds:
             disk = await asyncio.to_thread(self._prepare_restore, spec, baked)
             # Read-only: no VM can change the memory that its neighbours are made from.
-            fds.add(qemu_args.MEMORY_FD, os.open(baked.memory, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
-            fds.add(qemu_args.STATE_FD, os.open(baked.state, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            fds.add_file(qemu_args.MEMORY_FD, baked.memory)
+            fds.add_file(qemu_args.STATE_FD, baked.state)
             self._add_disks(fds, spec, disk)
-            parts = qemu_args.Parts(
-                machine=self._machine,
-                hardware=self._hardware,
-                shape=spec.shape,
-                layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
-                network=spec.network,
-                limits=self._limits,
-                incoming=True,
-            )
+            parts = replace(self._parts(spec, disk), incoming=True)
             # The disk is flushed while the VMM starts, which takes longer.
             flushed = asyncio.ensure_future(asyncio.to_thread(disks.make_durable, disk))
             try:
@@ -240,16 +228,7 @@ class QemuDriver:
             fds.add_file(qemu_args.MEMORY_FD, memory)
             fds.add_file(qemu_args.STATE_FD, folder / captures.STATE)
             self._add_disks(fds, spec, disk)
-            parts = qemu_args.Parts(
-                machine=self._machine,
-                hardware=self._hardware,
-                shape=spec.shape,
-                layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
-                network=spec.network,
-                limits=self._limits,
-                incoming=True,
-                devices_only=True,
-            )
+            parts = replace(self._parts(spec, disk), incoming=True, devices_only=True)
             await self._launch(spec, self._root, parts, fds)
         vm = self._vm(spec)
         async with undone_on_failure(vm, self._launcher):
@@ -281,6 +260,17 @@ class QemuDriver:
     def _vm(self, spec: VmSpec, *, bake: Manifest | None = None, memory: Path | None = None) -> QemuVm:
         return QemuVm(
             spec, self._run_dir / "vm" / spec.sandbox_id, self._launcher, self._kind, bake=bake, memory=memory
+        )
+
+    def _parts(self, spec: VmSpec, disk: disks.Disk) -> qemu_args.Parts:
+        """What the arguments of every start are made of."""
+        return qemu_args.Parts(
+            machine=self._machine,
+            hardware=self._hardware,
+            shape=spec.shape,
+            layers=tuple(qemu_args.Layer(layer.format) for layer in disk.layers),
+            network=spec.network,
+            limits=self._limits,
         )
 
     async def _loaded(self, vm: QemuVm, what: str, diff: int | None = None) -> None:
@@ -322,7 +312,7 @@ class QemuDriver:
             os.close(root_fd)
 
     def _add_disks(self, fds: Descriptors, spec: VmSpec, disk: disks.Disk) -> None:
-        fds.add(qemu_args.BASE_FD, os.open(spec.boot.base, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        fds.add_file(qemu_args.BASE_FD, spec.boot.base)
         for number, fd in enumerate(disk.open()):
             fds.add(qemu_args.DISK_FDS + number, fd)
 

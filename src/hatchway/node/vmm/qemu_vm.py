@@ -15,7 +15,7 @@ from hatchway.node.vmm import disk as disks
 from hatchway.node.vmm import manifest, qemu_args
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qmp import Command, Event, Qmp, command
-from hatchway.node.vmm.seam import ExitStatus, VmInfo, VmmDied, VmmError, VmmTimeout, VmSpec
+from hatchway.node.vmm.seam import ExitStatus, VmmDied, VmmError, VmmTimeout, VmSpec
 from hatchway.node.vmm.shim_vm import ANSWER_WITHIN_S, KILL_WITHIN_S, REAPED_WITHIN_S, Kind, ShimVm, readable
 
 LOAD_WITHIN_S = 60.0
@@ -211,24 +211,14 @@ class QemuVm(ShimVm):
             why = (await self.run(command("query-migrate")))[0].get("error-desc", self._migration_status)
             raise VmmError(f"QEMU could not save the machine: {str(why)[:500]}")
 
-    async def info(self) -> VmInfo:
-        """See `seam.Vm.info`. A VMM that lives and does not answer is `running`, with `details.unanswered`."""
-        status, details = "running", dict[str, object]()
-        if not self.ended.is_set():
-            try:
-                found = await self.status()
-                details["run_state"] = found
-                status = "running" if found == "running" else "paused"
-            except (VmmError, OSError) as error:
-                details["unanswered"] = str(error)
+    def noted(self) -> dict[str, object]:
+        """Why the guest went down (`guest-shutdown`, or `guest-reset`: a reboot or a panic), and what its disk could not do."""
+        details: dict[str, object] = {}
         if self.ended.is_set() and self._shutdown_reason:
-            details["shutdown_reason"] = (
-                self._shutdown_reason
-            )  # `guest-shutdown`, or `guest-reset`: a reboot or a panic
+            details["shutdown_reason"] = self._shutdown_reason
         if self._io_errors:
-            details["disk_errors"] = self._io_errors
-            details["disk_error"] = self._io_error
-        return self.described(status, details)
+            details |= {"disk_errors": self._io_errors, "disk_error": self._io_error}
+        return details
 
     async def console(self) -> bytes:
         """Returns the newest octets of the guest's serial console, at most 64 KiB; what was read is gone from QEMU's ring.

@@ -145,9 +145,22 @@ class ShimVm(ABC):
             raise VmmError("The connection to the shim is closed.")
         return self._shim
 
-    def described(self, status: str, details: dict[str, object]) -> VmInfo:
-        """Makes the answer of `seam.Vm.info` out of what the VMM said, unless it ended meanwhile."""
-        if self.ended.is_set():
+    def noted(self) -> dict[str, object]:
+        """What this VMM told unasked, for `VmInfo.details`."""
+        return {}
+
+    async def info(self) -> VmInfo:
+        """See `seam.Vm.info`. A VMM that lives and does not answer is `running`, with `details.unanswered`."""
+        status, details = "running", dict[str, object]()
+        if not self.ended.is_set():
+            try:
+                found = await self.status()
+                details["run_state"] = found
+                status = "running" if found == "running" else "paused"
+            except (VmmError, OSError) as error:
+                details["unanswered"] = str(error)
+        details |= self.noted()
+        if self.ended.is_set():  # perhaps meanwhile
             status = "ended"
             if self._words:
                 details["last_words"] = self._words
