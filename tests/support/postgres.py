@@ -53,7 +53,7 @@ class PostgresServer:
         ]  # fmt: skip
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [_program("postgres"), "-D", str(self.folder / "data"), *settings],
+                [program("postgres"), "-D", str(self.folder / "data"), *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -173,7 +173,7 @@ def _initialised(user: int | None) -> Path:
     """A folder as `initdb` leaves it, made once."""
     cache = Path(os.environ.get("HATCHWAY_TEST_CACHE", str(_ROOT / "build" / "test-cache"))).absolute() / "postgres"
     cache.mkdir(parents=True, exist_ok=True)
-    version = subprocess.run([_program("postgres"), "-V"], capture_output=True, text=True, check=True).stdout.split()[2]
+    version = subprocess.run([program("postgres"), "-V"], capture_output=True, text=True, check=True).stdout.split()[2]
     made = cache / f"{version}-{user if user is not None else os.geteuid()}"
     with (cache / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -183,7 +183,7 @@ def _initialised(user: int | None) -> Path:
                 _give(Path(name), user)
                 data = f"{name}/data"
                 options = ["-U", "hatchway", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "-D", data]
-                _run([_program("initdb"), *options], user)
+                _run([program("initdb"), *options], user)
                 subprocess.run(["cp", "-a", data, f"{made}.part"], check=True)
                 Path(f"{made}.part").rename(made)
     # The server's user may not be able to reach the cache; root can, and hands it a copy.
@@ -223,7 +223,7 @@ def _group(user: int | None) -> int | None:
     return None if user is None else pwd.getpwuid(user).pw_gid
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """Debian keeps the server's programs out of PATH, by version."""
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
     path = str(found[-1]) if found else shutil.which(name)
