@@ -18,3 +18,8 @@ builtin_main *builtin_find(const char *name, size_t length)
             return builtins[i].main;
     return NULL;
 }
+
+bool builtin_fills(char *const *argv)
+{
+    return argv[0] && argv[1] && (strcmp(argv[1], "write") == 0 || strcmp(argv[1], "unpack") == 0);
+}

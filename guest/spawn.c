@@ -13,6 +13,7 @@
 
 #include "abi.h"
 #include "agent.h"
+#include "builtin.h"
 #include "channel.h"
 #include "job.h"
 #include "stream.h"
@@ -258,7 +259,7 @@ static bool launch(struct proc *proc, struct job *job, const struct spawn_reques
     struct proc_ends ends = {-1, -1, -1, false};
     int report[2] = {-1, -1};
     int error = 0;
-    if (request->flags & SPAWN_BUILTIN)
+    if (request->flags & SPAWN_BUILTIN && !builtin_fills(job->argv))
         tree_share(&proc->tree);
     else
         error = tree_take(&proc->tree, &request->limits);

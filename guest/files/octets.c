@@ -8,7 +8,9 @@
 
 #include "upload.h"
 
-uint8_t piece[PIECE];
+enum { BLOCK = 4096 };
+
+_Alignas(BLOCK) uint8_t piece[PIECE];
 
 void pipe_widen(int fd)
 {
@@ -94,4 +96,37 @@ enum moved move_octets(int in, int out, uint64_t limit, uint64_t *count)
         *count += (uint64_t)n;
     }
     return MOVED_ALL;
+}
+
+enum moved receive_octets(int in, int out, uint64_t limit, uint64_t *count)
+{
+    int flags = fcntl(out, F_GETFL);
+    bool direct = flags >= 0 && fcntl(out, F_SETFL, flags | O_DIRECT) == 0;
+    while (direct && limit > 0) {
+        size_t have = 0, room = limit < sizeof piece ? (size_t)limit : sizeof piece;
+        ssize_t n = 1;
+        while (have < room && (n = read_some(in, piece + have, room - have)) > 0)
+            have += (size_t)n;
+        int error = n < 0 ? errno : 0;
+        size_t whole = have / BLOCK * BLOCK;
+        ssize_t done = whole ? write(out, piece, whole) : 0;
+        size_t written = done > 0 ? (size_t)done : 0;
+        if (written < have) { /* the end, or a file system that takes it in another way */
+            fcntl(out, F_SETFL, flags);
+            direct = false;
+            if (!write_whole(out, piece + written, have - written))
+                return MOVED_WRITE_FAILED;
+        }
+        limit -= have;
+        *count += have;
+        if (n < 0) {
+            errno = error;
+            return MOVED_READ_FAILED;
+        }
+        if (have < room)
+            return MOVED_END;
+    }
+    if (flags >= 0)
+        fcntl(out, F_SETFL, flags);
+    return move_octets(in, out, limit, count);
 }

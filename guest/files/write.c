@@ -22,7 +22,8 @@ static void receive(int fd, const char *path)
     bool sized = args_has("size");
     uint64_t size = args_number("size", UINT64_MAX - 1, 0, INT64_MAX - 1);
     pipe_widen(STDIN_FILENO);
-    enum moved moved = move_octets(STDIN_FILENO, fd, size + 1, &bytes);
+    bool large = sized && size >= CLAIMED_FROM;
+    enum moved moved = (large ? receive_octets : move_octets)(STDIN_FILENO, fd, size + 1, &bytes);
     if (moved == MOVED_READ_FAILED)
         fail(errno, "the upload: %s", strerror(errno));
     if (moved == MOVED_WRITE_FAILED)

@@ -206,6 +206,18 @@ def test_changes_are_watched(files: Files) -> None:
     } <= told
 
 
+def test_memory_file_systems_take_what_they_hold_and_no_more(files: Files) -> None:
+    """What lies in memory is charged to the users' share, not to that of the programs that work on files."""
+    room = int(files.shell("df --output=avail -m /dev/shm | tail -1"))
+    try:
+        for number in range(3):
+            ok(files.put("content", bytes((room // 4) << 20), path=f"/dev/shm/{number}"), 201)
+        check(files.put("content", bytes(room << 20), path="/dev/shm/3"), 507, "sandbox_disk_full")
+        assert ok(files.get("stat", path="/etc/hosts"))["entry"]["type"] == "file"
+    finally:
+        files.shell("rm -f /dev/shm/*")
+
+
 def test_a_full_disk_is_said_and_leaves_the_old_file(files: Files) -> None:
     ok(files.put("content", b"before", path="kept"), 201)
     free = int(files.shell("df --output=avail -B1 . | tail -1"))

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import msgspec
 
-from hatchway.domain.errors import Unprocessable
+from hatchway.domain.errors import HatchwayError, HostExhausted, Unprocessable
 from hatchway.node.dataplane.files.answers import MAX_LINE, Failure, Line, bad_answer, decode, no_answer
 from hatchway.node.dataplane.files.failures import failed, is_unknown_user, refused, unreachable
 from hatchway.node.dataplane.files.limits import FileLimits
-from hatchway.node.guest.seam import GuestError, GuestLink, GuestStream, LinkLost
+from hatchway.node.guest.seam import ExitReason, GuestError, GuestLink, GuestStream, LinkLost
 
 Argument = tuple[str, bytes | str | int | None]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -75,7 +75,7 @@ class Program:
     async def _line(self, within: float | None) -> Line:
         raw = await self._bounded(self._errors.next(), within)
         if raw is None:
-            raise bad_answer("it ended without saying how")
+            raise await self._ended()
         line = decode(raw, Line)
         if self._over:
             raise bad_answer("a line behind the last one")
@@ -83,6 +83,17 @@ class Program:
             raise failed(decode(raw, Failure))
         self._over = isinstance(line.ok, msgspec.Raw)
         return line
+
+    async def _ended(self) -> HatchwayError:
+        """Why a program said nothing more: it was ended for lack of memory, or lies."""
+        proc = await self._bounded(self._stream.wait(), self._limits.answer_s)
+        if proc.reason is ExitReason.OOM:
+            return HostExhausted(
+                "sandbox_memory_full",
+                "The sandbox has too little memory for this; files on a memory file system (/dev/shm, /run) take it.",
+                "Remove such files, end something that runs, or use a sandbox with more memory_mib.",
+            )
+        return bad_answer("it ended without saying how")
 
     async def _bounded(self, waiting: Awaitable[A], within: float | None) -> A:
         try:
