@@ -14,6 +14,8 @@ HATCHWAY = [sys.executable, "-m", "hatchway.cli.main"]
 COMMANDS = [
     "run",
     "exec",
+    "export",
+    "import",
     "sessions",
     "logs",
     "create",

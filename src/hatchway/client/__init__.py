@@ -38,6 +38,7 @@ from .errors import (
 )
 from .events import End, Exit, Gap, Output, SessionEvent, Started, StreamName, Usage
 from .models import (
+    Export,
     FileChange,
     FileEntry,
     GuestUsage,
@@ -82,6 +83,7 @@ __all__ = [
     "End",
     "Exhausted",
     "Exit",
+    "Export",
     "FileChange",
     "FileEntry",
     "Files",
