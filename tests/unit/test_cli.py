@@ -40,6 +40,7 @@ COMMANDS = [
     "operations",
     "templates",
     "keys",
+    "projects",
     "events",
     "top",
     "journal",

@@ -48,6 +48,7 @@ from .models import (
     NewKey,
     Operation,
     OperationError,
+    Project,
     Result,
     SandboxInfo,
     SandboxMetrics,
@@ -56,6 +57,7 @@ from .models import (
     SessionInfo,
     Snapshot,
     Template,
+    Token,
     Transfer,
 )
 from .sync import Hatchway, Sandbox, Session
@@ -109,6 +111,7 @@ __all__ = [
     "OperationFailed",
     "Output",
     "OutputLimit",
+    "Project",
     "RangeUnsatisfiable",
     "Result",
     "Sandbox",
@@ -125,6 +128,7 @@ __all__ = [
     "StreamName",
     "Template",
     "Terminal",
+    "Token",
     "TooLarge",
     "Transfer",
     "TransferFailed",
