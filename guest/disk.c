@@ -86,8 +86,6 @@ void disk_sync(uint32_t request)
 
 static int work_freeze(int fd) { return ioctl(fd, HW_FIFREEZE, 0) == 0 ? 0 : errno; }
 
-bool disk_frozen(void) { return state != THAWED; }
-
 static int thaw(void)
 {
     int error = 0;

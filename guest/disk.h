@@ -2,7 +2,6 @@
 #ifndef HW_DISK_H
 #define HW_DISK_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 /* They answer the request when it is done. */
@@ -10,7 +9,6 @@ void disk_sync(uint32_t request);
 void disk_freeze(uint32_t request, uint64_t timeout_ms);
 void disk_thaw(uint32_t request);
 void disk_resize(uint32_t request);
-bool disk_frozen(void);
 void disk_forget_requests(void);
 uint64_t disk_deadline(void);
 void disk_expire(void);

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -101,6 +101,31 @@ class Machine:
             yield Shell(link)
         finally:
             await link.close()
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """The template with the agent as it is now."""
+    return agent_release(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def machine(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """One machine for all tests of a module."""
+    machine = Machine(release, tmp_path_factory.mktemp("vm"))
+    machine.make_disk()
+    machine.start()
+    try:
+        yield machine
+    finally:
+        machine.kill()
+
+
+@pytest.fixture
+async def shell(machine: Machine) -> AsyncIterator["Shell"]:
+    """A link of its own for each test: every one resynchronises."""
+    async with machine.link() as shell:
+        yield shell
 
 
 class Shell:

@@ -232,9 +232,11 @@ async def test_a_process_that_was_stopped_for_long_does_nothing_twice(
         second.kill()
 
 
-async def test_an_operation_is_executed_where_its_node_is_reached(
+@pytest.fixture
+async def apart(
     folder: Path, node: NodeDouble, database_url: str
-) -> None:
+) -> AsyncIterator[tuple[tuple[Service, NodeDouble], tuple[Service, NodeDouble]]]:
+    """Two control planes of one database, each with a node that the other one does not reach."""
     far = NodeDouble(folder / "far.sock", "node-two")
     await far.start()
     try:
@@ -246,12 +248,30 @@ async def test_an_operation_is_executed_where_its_node_is_reached(
                 )
                 services.append(await stack.enter_async_context(in_process(config)))
                 await services[-1].ready()
-            sandbox = await services[0].create()
-            assert (len(node.boxes), len(far.boxes)) == (1, 0)
-            answer = await services[1].http.post(f"/v1/sandboxes/{sandbox['id']}/pause", headers=WAIT)
-            assert answer.json()["operation"]["status"] == "succeeded", answer.text
-            assert (await services[1].get(sandbox["id"]))["state"] == "paused"
-            deleted = await services[1].http.delete(f"/v1/sandboxes/{sandbox['id']}", headers=WAIT)
-            assert deleted.json()["operation"]["status"] == "succeeded", deleted.text
+            yield (services[0], node), (services[1], far)
     finally:
         await far.die()
+
+
+async def test_an_operation_is_executed_where_its_node_is_reached(
+    apart: tuple[tuple[Service, NodeDouble], tuple[Service, NodeDouble]],
+) -> None:
+    (one, near), (two, far) = apart
+    sandbox = await one.create()
+    assert (len(near.boxes), len(far.boxes)) == (1, 0)
+    answer = await two.http.post(f"/v1/sandboxes/{sandbox['id']}/pause", headers=WAIT)
+    assert answer.json()["operation"]["status"] == "succeeded", answer.text
+    assert (await two.get(sandbox["id"]))["state"] == "paused"
+    deleted = await two.http.delete(f"/v1/sandboxes/{sandbox['id']}", headers=WAIT)
+    assert deleted.json()["operation"]["status"] == "succeeded", deleted.text
+
+
+async def test_what_one_revokes_the_nodes_of_the_other_know(
+    apart: tuple[tuple[Service, NodeDouble], tuple[Service, NodeDouble]],
+) -> None:
+    (one, _), (_, far) = apart
+    made = (await one.http.post("/v1/keys", json={"name": "guest", "expires_in_s": 3600})).json()["key"]
+    assert (await one.http.delete(f"/v1/keys/{made['id']}")).status_code == 204
+    async with asyncio.timeout(WITHIN):
+        while far.configured is None or made["id"] not in str(far.configured.revoked_keys):
+            await asyncio.sleep(0.01)

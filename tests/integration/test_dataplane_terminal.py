@@ -89,7 +89,7 @@ async def test_a_shell(plane: Plane) -> None:
 
 
 async def test_resize_and_signals(plane: Plane) -> None:
-    code = "import signal,os,sys\nfor n in ('WINCH','USR1'): signal.signal(getattr(signal,'SIG'+n), lambda *_: print(os.get_terminal_size(0), flush=True))\nprint('ready', flush=True)\nwhile True: signal.pause()"
+    code = "import signal,os,sys\nfor n in ('WINCH','USR1'): signal.signal(getattr(signal,'SIG'+n), lambda *_: os.write(1, repr(os.get_terminal_size(0)).encode()))\nprint('ready', flush=True)\nwhile True: signal.pause()"
     command = await plane.python(code, pty=SIZE)
     async with opening(command) as screen:
         await screen.until(b"ready")

@@ -4,11 +4,10 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from guest_machine import DISK_MIB, WITHIN, Machine, Shell, agent_release
+from guest_machine import DISK_MIB, WITHIN, Machine, Shell, machine, release, shell
 
 from hatchway.node.guest.seam import ExitReason
 from hatchway.node.images.store import Release
@@ -16,31 +15,9 @@ from hatchway.wire.channel import FrameType
 from hatchway.wire.channel_fields import Tag
 
 pytestmark = pytest.mark.vm
+__all__ = ["machine", "release", "shell"]
 
 MACHINE_ID = "0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    return agent_release(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def machine(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    machine = Machine(release, tmp_path_factory.mktemp("vm"))
-    machine.make_disk()
-    machine.start()
-    try:
-        yield machine
-    finally:
-        machine.kill()
-
-
-@pytest.fixture
-async def shell(machine: Machine) -> AsyncIterator[Shell]:
-    """A link of its own for each test: every one resynchronises."""
-    async with machine.link() as shell:
-        yield shell
 
 
 async def test_identity(shell: Shell) -> None:

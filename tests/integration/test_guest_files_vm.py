@@ -5,33 +5,17 @@ import contextlib
 import io
 import json
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from guest_machine import WITHIN, Machine, Shell, agent_release
+from guest_machine import WITHIN, Shell, machine, release, shell
 
 from hatchway.node.guest.seam import GuestError, GuestStream
 
 pytestmark = pytest.mark.vm
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    machine = Machine(agent_release(tmp_path_factory), tmp_path_factory.mktemp("vm"))
-    machine.make_disk()
-    machine.start()
-    try:
-        yield machine
-    finally:
-        machine.kill()
-
-
-@pytest.fixture
-async def shell(machine: Machine) -> AsyncIterator[Shell]:
-    async with machine.link() as shell:
-        yield shell
+__all__ = ["machine", "release", "shell"]
 
 
 @asynccontextmanager

@@ -5,17 +5,18 @@ import contextlib
 import errno
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
-from guest_machine import WITHIN, Machine, Shell, agent_release
+from guest_machine import WITHIN, Shell, machine, release, shell
 
 from hatchway.node.guest.seam import ExitReason, GuestError, ProcessLimits
 from hatchway.wire.channel import FrameType
 from hatchway.wire.channel_fields import Tag
 
 pytestmark = pytest.mark.vm
+__all__ = ["machine", "release", "shell"]
 
 HOG: Final = "x = [bytearray(1 << 20) for _ in range(4096)]"
 ECHO: Final = """
@@ -34,23 +35,6 @@ threading.Thread(target=serve, args=(six,), daemon=True).start()
 print("listening", flush=True)
 serve(four)
 """
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    machine = Machine(agent_release(tmp_path_factory), tmp_path_factory.mktemp("vm"))
-    machine.make_disk()
-    machine.start()
-    try:
-        yield machine
-    finally:
-        machine.kill()
-
-
-@pytest.fixture
-async def shell(machine: Machine) -> AsyncIterator[Shell]:
-    async with machine.link() as shell:
-        yield shell
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ from hatchway.domain.host_limits import HostLimits
 from hatchway.domain.shapes import Shape
 from hatchway.node import capacity
 from hatchway.node.capacity import Capacity, Holding
+from hatchway.node.vmm.seam import UPPER_NAMES
 
 Usage = namedtuple("Usage", "total used free")
 SMALL = Shape(memory_mib=256, disk_mib=512)
@@ -122,8 +123,9 @@ def test_disks_may_still_grow(host: Host, tmp_path: Path) -> None:
         room.check_start(shape, 100, [])
 
 
-def test_what_a_disk_takes_already_is_not_promised_again(host: Host, tmp_path: Path) -> None:
-    (tmp_path / capacity.TOP_LAYER).write_bytes(os.urandom(3 << 20))
+@pytest.mark.parametrize("name", UPPER_NAMES)
+def test_what_a_disk_takes_already_is_not_promised_again(host: Host, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(os.urandom(3 << 20))
     assert capacity.disk_use_mib(tmp_path) == 3
     room = Capacity(HostLimits(disk_overcommit=1.0, kept_output_mib=64), tmp_path)
     one = Holding(name="1", shape=SMALL, overhead_mib=0, folder=tmp_path)

@@ -14,6 +14,8 @@ HATCHWAY = [sys.executable, "-m", "hatchway.cli.main"]
 COMMANDS = [
     "run",
     "exec",
+    "export",
+    "import",
     "sessions",
     "logs",
     "create",
@@ -38,6 +40,7 @@ COMMANDS = [
     "operations",
     "templates",
     "keys",
+    "projects",
     "events",
     "top",
     "journal",

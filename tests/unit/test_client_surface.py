@@ -9,15 +9,29 @@ from collections.abc import Callable
 import pytest
 
 import hatchway.client
-from hatchway.client import afiles, aio, arecords, aterminal, files, forwarding, records, sync, terminal
+from hatchway.client import (
+    aarchives,
+    afiles,
+    aio,
+    archives,
+    arecords,
+    atenancy,
+    aterminal,
+    files,
+    forwarding,
+    records,
+    sync,
+    tenancy,
+    terminal,
+)
 
 NAMES = """
 AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal BadAnswer BadGateway CommandFailed
-Conflict ConnectionFailed End Exhausted Exit FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
+Conflict ConnectionFailed End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
 Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits Misdirected
-NewKey NotFound Operation OperationError OperationFailed Output OutputLimit RangeUnsatisfiable Result Sandbox
+NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Project RangeUnsatisfiable Result Sandbox
 SandboxInfo SandboxMetrics SandboxToken ServiceEvent Session SessionEvent SessionInfo Snapshot Started
-StreamLost StreamName Template Terminal TooLarge Transfer TransferFailed Unauthenticated Unavailable
+StreamLost StreamName Template Terminal Token TooLarge Transfer TransferFailed Unauthenticated Unavailable
 Unprocessable UnsafeArchive UnsupportedMedia Usage WaitTimeout
 """
 
@@ -36,18 +50,37 @@ METHODS = {
     "Operations": "cancel get list wait",
     "Snapshots": "delete get list",
     "Templates": "list",
-    "Keys": "create delete list",
+    "Keys": "create delete list rotate",
+    "Projects": "create delete get list update",
+    "Tokens": "list revoke revoke_all",
+    "Archives": "delete export fetch get list load",
 }
 
 
 def class_of(name: str) -> type:
-    modules = (sync, aio, records, arecords, files, afiles, terminal, aterminal, forwarding)
+    modules = (
+        sync,
+        aio,
+        records,
+        arecords,
+        tenancy,
+        atenancy,
+        archives,
+        aarchives,
+        files,
+        afiles,
+        terminal,
+        aterminal,
+        forwarding,
+    )
     return next(getattr(module, name) for module in modules if hasattr(module, name))  # type: ignore[no-any-return]  # a class
 
 
 def signature(function: Callable[..., object]) -> str:
     text = str(inspect.signature(function))
-    return re.sub(r"\.a(io|files|records|terminal)\.", r".\1.", text.replace("Async", "")).replace(".io.", ".sync.")
+    return re.sub(r"\.a(io|archives|files|records|tenancy|terminal)\.", r".\1.", text.replace("Async", "")).replace(
+        ".io.", ".sync."
+    )
 
 
 def test_names_are_pinned() -> None:

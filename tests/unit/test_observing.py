@@ -211,9 +211,13 @@ def test_what_the_host_cannot_count_is_nothing(tmp_path: Path) -> None:
     assert usage.cpu_s(os.getpid()) > 0
     assert usage.cpu_s(2**30) == 0.0
     assert usage.disk_bytes(tmp_path / "missing") == 0
-    (tmp_path / "disk").write_bytes(b"x" * 100_000)
-    (tmp_path / "link").symlink_to("/proc/kcore")
-    assert 100_000 <= usage.disk_bytes(tmp_path) < 200_000
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    own.mkdir()
+    (own / "disk").write_bytes(b"x" * 100_000)
+    (own / "link").symlink_to("/proc/kcore")
+    shared.write_bytes(b"x" * 1_000_000)
+    (own / "base").hardlink_to(shared)  # the memory of a bake, which all sandboxes made of it have
+    assert 100_000 <= usage.disk_bytes(own) < 200_000
 
 
 async def test_a_guest_that_does_not_answer_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

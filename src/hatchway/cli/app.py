@@ -2,7 +2,7 @@
 
 import typer
 
-from . import copies, journal, keys, places, processes, records, roles, sandboxes, top
+from . import archives, copies, journal, keys, places, processes, projects, records, roles, sandboxes, top
 
 app = typer.Typer(
     name="hatchway",
@@ -13,5 +13,5 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for room in (processes, sandboxes, copies, places, records, top, keys, roles, journal):
+for room in (processes, sandboxes, copies, archives, places, records, top, keys, projects, roles, journal):
     room.register(app)

@@ -20,6 +20,11 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="With --offline: the data folder.", show_default=False)
 ]
 
+Project = Annotated[
+    str | None,
+    typer.Option("--project", help="Of this project; needs the scope installation.", show_default=False),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this module."""
@@ -27,9 +32,10 @@ def register(app: typer.Typer) -> None:
     keys.callback(invoke_without_command=True)(default)
     keys.command("list")(list_)
     keys.command("create")(create)
+    keys.command("rotate")(rotate)
     keys.command("revoke")(revoke)
     keys.command("rm", hidden=True)(revoke)
-    app.add_typer(keys, name="keys", help="Make, list and revoke API keys.")
+    app.add_typer(keys, name="keys", help="Make, list, rotate and revoke API keys.")
 
 
 @with_front
@@ -40,14 +46,15 @@ def default(front: Front, context: typer.Context) -> None:
 
 
 @with_front
-def list_(front: Front, offline: Offline = False, data_dir: DataDir = None) -> None:
+def list_(front: Front, project: Project = None, offline: Offline = False, data_dir: DataDir = None) -> None:
     """List the API keys, without their secrets."""
+    _require_online(project, offline)
     if offline:
         from hatchway.supervisor import offline as at_rest
 
         _show(front, _at_rest(front, lambda: at_rest.list_keys(_settings(data_dir))))
     else:
-        _show(front, [key.as_dict() for key in front.client.keys.list()])
+        _show(front, [key.as_dict() for key in front.client.keys.list(project)])
 
 
 @with_front
@@ -59,25 +66,38 @@ def create(
     ] = None,
     scope: Annotated[
         list[str] | None,
-        typer.Option("--scope", help="read, write or admin; repeated. Default: read and write.", show_default=False),
+        typer.Option(
+            "--scope",
+            help="read, exec, write, admin or installation; repeated. Default: read and write.",
+            show_default=False,
+        ),
     ] = None,
+    project: Project = None,
     offline: Offline = False,
     data_dir: DataDir = None,
 ) -> None:
     """Make an API key and print it; it is shown this once."""
-    from .output import print_json
-
+    _require_online(project, offline)
     if offline:
         from hatchway.supervisor import offline as at_rest
 
         scopes = scope or ["read", "write"]
         made = _at_rest(front, lambda: at_rest.create_key(_settings(data_dir), name, scopes, expires_in))
     else:
-        made = front.client.keys.create(name, scopes=scope, expires_in=expires_in).as_dict()
-    if front.json:
-        print_json(made)
-    else:
-        print(made["key"])
+        made = front.client.keys.create(name, scopes=scope, expires_in=expires_in, project=project).as_dict()
+    _print_new(front, made)
+
+
+@with_front
+def rotate(
+    front: Front,
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key.", show_default=False)],
+    overlap: Annotated[
+        float, typer.Option("--overlap", min=0, metavar="SECONDS", help="How long the old key goes on. Default: not.")
+    ] = 0.0,
+) -> None:
+    """Make an API key in the place of another and print it; it is shown this once."""
+    _print_new(front, front.client.keys.rotate(key_id, overlap=overlap).as_dict())
 
 
 @with_front
@@ -90,7 +110,7 @@ def revoke(
     offline: Offline = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Revoke an API key: it stops working at once."""
+    """Revoke an API key: it stops working at once, and with it its event streams and tokens."""
     if development == (key_id is not None) or (development and not offline):
         raise typer.BadParameter("give the id of a key, or --development with --offline", param_hint="KEY")
     if not offline:
@@ -104,6 +124,20 @@ def revoke(
             print(one)
     else:
         _at_rest(front, lambda: at_rest.revoke_key(_settings(data_dir), key_id or ""))
+
+
+def _print_new(front: Front, made: dict[str, Any]) -> None:
+    from .output import print_json
+
+    if front.json:
+        print_json(made)
+    else:
+        print(made["key"])
+
+
+def _require_online(project: str | None, offline: bool) -> None:
+    if project is not None and offline:
+        raise typer.BadParameter("what is done offline is done in the project `default`", param_hint="--project")
 
 
 def _show(front: Front, keys: list[dict[str, Any]]) -> None:
@@ -120,10 +154,11 @@ def _show(front: Front, keys: list[dict[str, Any]]) -> None:
             ", ".join(key["scopes"]),
             when(key["created_at"]),
             when(key["expires_at"]),
+            when(key["last_used_at"]),
         )
         for key in keys
     ]
-    print_table(("KEY", "NAME", "BEGINS", "SCOPES", "CREATED", "EXPIRES"), rows)
+    print_table(("KEY", "NAME", "BEGINS", "SCOPES", "CREATED", "EXPIRES", "LAST USED"), rows)
 
 
 def _settings(data_dir: Path | None) -> "Settings":

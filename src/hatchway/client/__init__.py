@@ -38,6 +38,7 @@ from .errors import (
 )
 from .events import End, Exit, Gap, Output, SessionEvent, Started, StreamName, Usage
 from .models import (
+    Export,
     FileChange,
     FileEntry,
     GuestUsage,
@@ -47,6 +48,7 @@ from .models import (
     NewKey,
     Operation,
     OperationError,
+    Project,
     Result,
     SandboxInfo,
     SandboxMetrics,
@@ -55,6 +57,7 @@ from .models import (
     SessionInfo,
     Snapshot,
     Template,
+    Token,
     Transfer,
 )
 from .sync import Hatchway, Sandbox, Session
@@ -82,6 +85,7 @@ __all__ = [
     "End",
     "Exhausted",
     "Exit",
+    "Export",
     "FileChange",
     "FileEntry",
     "Files",
@@ -107,6 +111,7 @@ __all__ = [
     "OperationFailed",
     "Output",
     "OutputLimit",
+    "Project",
     "RangeUnsatisfiable",
     "Result",
     "Sandbox",
@@ -123,6 +128,7 @@ __all__ = [
     "StreamName",
     "Template",
     "Terminal",
+    "Token",
     "TooLarge",
     "Transfer",
     "TransferFailed",

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 
 from . import calls, streams
+from .aarchives import AsyncArchives
 from .arecords import AsyncKeys, AsyncOperations, AsyncSnapshots, AsyncTemplates, all_of
+from .atenancy import AsyncProjects, AsyncTokens
 from .atransport import AsyncDriver
 from .config import find
 from .events import Exit, SessionEvent, StreamName
@@ -53,6 +55,9 @@ class AsyncHatchway:
         self.operations = AsyncOperations(self._driver)
         self.templates = AsyncTemplates(self._driver)
         self.keys = AsyncKeys(self._driver)
+        self.projects = AsyncProjects(self._driver)
+        self.tokens = AsyncTokens(self._driver)
+        self.archives = AsyncArchives(self._driver)
 
     def events(self, after: str | None = None) -> AsyncIterator[ServiceEvent]:
         """Iterates over what changes in the project, for ever; from after the event with id `after`, else from now on."""

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
-from . import calls
+from . import calls, tenancycalls
 from .atransport import AsyncDriver
 from .models import Key, NewKey, Operation, Snapshot, Template
 
@@ -82,14 +82,26 @@ class AsyncKeys:
         self._driver = driver
 
     async def create(
-        self, name: str, *, scopes: Sequence[str] | None = None, expires_in: float | None = None
+        self,
+        name: str,
+        *,
+        scopes: Sequence[str] | None = None,
+        expires_in: float | None = None,
+        project: str | None = None,
     ) -> NewKey:
-        """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked."""
-        return await self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in)))
+        """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked.
 
-    def list(self) -> AsyncIterator[Key]:
-        """Iterates over the keys, without their secrets."""
-        return all_of(self._driver, calls.keys())
+        With `project` it is one of that project, which needs the scope `installation`.
+        """
+        return await self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in, project)))
+
+    def list(self, project: str | None = None) -> AsyncIterator[Key]:
+        """Iterates over the keys, without their secrets: of the own project, or with the scope `installation` of any."""
+        return all_of(self._driver, tenancycalls.keys_of(project))
+
+    async def rotate(self, key_id: str, *, overlap: float = 0.0) -> NewKey:
+        """Makes a key in the place of another, which goes on for `overlap` seconds; the secret is in the answer, once."""
+        return await self._driver.run(tenancycalls.rotate_key(key_id, overlap))
 
     async def delete(self, key_id: str) -> None:
         """Revokes a key: it stops working at once."""

@@ -20,7 +20,6 @@ from .errors import (
 )
 from .models import (
     Access,
-    Key,
     Limits,
     NewKey,
     Operation,
@@ -83,7 +82,7 @@ class Opened(msgspec.Struct):
     access: Access | None
 
 
-def _either(body: bytes, member: str, kind: type[T]) -> T:
+def either(body: bytes, member: str, kind: type[T]) -> T:
     """Decodes an object that is the answer itself, or its member `member`."""
     fields = decode(body, dict[str, msgspec.Raw])
     raw = fields.get(member)
@@ -108,7 +107,7 @@ def create_sandbox(
 ) -> Flow[tuple[SandboxInfo, Operation]]:
     """Asks for a sandbox and, with `wait`, stays until it runs."""
     headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-    return (yield from _accepted("POST", "/v1/sandboxes", body, headers, wait, timeout_s))
+    return (yield from accepted("POST", "/v1/sandboxes", body, headers, wait, timeout_s))
 
 
 def change_sandbox(
@@ -117,8 +116,8 @@ def change_sandbox(
     """Does a lifecycle verb: `pause resume suspend restore stop start wake fork snapshots rollback`."""
     # Repeated after a broken connection it must not be done twice.
     headers = {} if body is None else {"Idempotency-Key": uuid.uuid4().hex}
-    path = f"/v1/sandboxes/{_segment(sandbox_id)}/{verb}"
-    return (yield from _accepted("POST", path, body, headers, wait, timeout_s))
+    path = f"/v1/sandboxes/{segment(sandbox_id)}/{verb}"
+    return (yield from accepted("POST", path, body, headers, wait, timeout_s))
 
 
 def branch_ids(operation: Operation) -> list[str]:
@@ -135,32 +134,33 @@ def snapshot_of(operation: Operation) -> Flow[Snapshot]:
 
 def get_snapshot(snapshot_id: str) -> Flow[Snapshot]:
     """Asks for one snapshot."""
-    reply = yield from exchange(Request("GET", f"/v1/snapshots/{_segment(snapshot_id)}"))
-    return _either(reply.body, "snapshot", Snapshot)
+    reply = yield from exchange(Request("GET", f"/v1/snapshots/{segment(snapshot_id)}"))
+    return either(reply.body, "snapshot", Snapshot)
 
 
 def delete_snapshot(snapshot_id: str) -> Flow[Snapshot]:
     """Deletes a snapshot."""
-    reply = yield from exchange(Request("DELETE", f"/v1/snapshots/{_segment(snapshot_id)}"))
-    return _either(reply.body, "snapshot", Snapshot)
+    reply = yield from exchange(Request("DELETE", f"/v1/snapshots/{segment(snapshot_id)}"))
+    return either(reply.body, "snapshot", Snapshot)
 
 
 def delete_sandbox(sandbox_id: str, *, wait: bool, timeout_s: float) -> Flow[tuple[SandboxInfo, Operation]]:
     """Deletes a sandbox, whatever it is doing."""
-    return (yield from _accepted("DELETE", f"/v1/sandboxes/{_segment(sandbox_id)}", None, {}, wait, timeout_s))
+    return (yield from accepted("DELETE", f"/v1/sandboxes/{segment(sandbox_id)}", None, {}, wait, timeout_s))
 
 
-def _accepted(
+def accepted(
     method: str, path: str, body: object, headers: dict[str, str], wait: bool, timeout_s: float
 ) -> Flow[tuple[SandboxInfo, Operation]]:
+    """Asks for a lifecycle change and, with `wait`, stays until it succeeded."""
     at_once = min(timeout_s, WAIT_AT_ONCE_S) if wait else 0
     if at_once >= 1:
         headers = {**headers, "Prefer": f"wait={int(at_once)}"}
     reply = yield from exchange(
         Request(method, path, json=body, headers=headers, timeout_s=at_once + 30 if at_once else None)
     )
-    accepted = decode(reply.body, _Accepted)
-    operation, sandbox = accepted.operation, accepted.sandbox
+    answer = decode(reply.body, _Accepted)
+    operation, sandbox = answer.operation, answer.sandbox
     if wait:
         ended = yield from await_operation(operation, timeout_s=timeout_s - at_once if not operation.done else 0)
         if ended is not operation:
@@ -183,7 +183,7 @@ def await_operation(operation: Operation, *, timeout_s: float) -> Flow[Operation
             raise WaitTimeout(operation.id, timeout_s, operation.target)
         wait = int(min(left, WAIT_AT_ONCE_S))
         reply = yield from exchange(_operation_request(operation.id, wait))
-        operation = _either(reply.body, "operation", Operation)
+        operation = either(reply.body, "operation", Operation)
         if wait and "preference-applied" in reply.headers:
             left -= wait
         elif not operation.done:
@@ -208,20 +208,20 @@ def failure_of(operation: Operation) -> OperationFailed:
 
 def get_sandbox(sandbox_id: str) -> Flow[SandboxInfo]:
     """Asks for one sandbox."""
-    reply = yield from exchange(Request("GET", f"/v1/sandboxes/{_segment(sandbox_id)}"))
-    return _either(reply.body, "sandbox", SandboxInfo)
+    reply = yield from exchange(Request("GET", f"/v1/sandboxes/{segment(sandbox_id)}"))
+    return either(reply.body, "sandbox", SandboxInfo)
 
 
 def sandbox_metrics(sandbox_id: str) -> Flow[SandboxMetrics]:
     """Asks what a sandbox uses."""
-    reply = yield from exchange(Request("GET", f"/v1/sandboxes/{_segment(sandbox_id)}/metrics"))
+    reply = yield from exchange(Request("GET", f"/v1/sandboxes/{segment(sandbox_id)}/metrics"))
     return decode(reply.body, SandboxMetrics)
 
 
 def update_sandbox(sandbox_id: str, body: Mapping[str, object]) -> Flow[SandboxInfo]:
     """Changes name or metadata."""
-    reply = yield from exchange(Request("PATCH", f"/v1/sandboxes/{_segment(sandbox_id)}", json=body))
-    return _either(reply.body, "sandbox", SandboxInfo)
+    reply = yield from exchange(Request("PATCH", f"/v1/sandboxes/{segment(sandbox_id)}", json=body))
+    return either(reply.body, "sandbox", SandboxInfo)
 
 
 # Lists
@@ -269,7 +269,7 @@ def snapshots(sandbox_id: str | None, kind: str | None) -> Listing[Snapshot]:
 
 def sessions_of(sandbox_id: str) -> Listing[SessionInfo]:
     """The sessions of one sandbox."""
-    return Listing(f"/v1/sandboxes/{_segment(sandbox_id)}/sessions", "sessions", SessionInfo)
+    return Listing(f"/v1/sandboxes/{segment(sandbox_id)}/sessions", "sessions", SessionInfo)
 
 
 def operations() -> Listing[Operation]:
@@ -282,22 +282,17 @@ def templates() -> Listing[Template]:
     return Listing("/v1/templates", "templates", Template)
 
 
-def keys() -> Listing[Key]:
-    """The API keys of the project."""
-    return Listing("/v1/keys", "keys", Key)
-
-
 # Operations
 
 
 def get_operation(operation_id: str) -> Flow[Operation]:
     """Asks for one operation."""
     reply = yield from exchange(_operation_request(operation_id, 0))
-    return _either(reply.body, "operation", Operation)
+    return either(reply.body, "operation", Operation)
 
 
 def _operation_request(operation_id: str, wait: int) -> Request:
-    path = f"/v1/operations/{_segment(operation_id)}"
+    path = f"/v1/operations/{segment(operation_id)}"
     if wait < 1:
         return Request("GET", path)
     return Request("GET", path, headers={"Prefer": f"wait={wait}"}, timeout_s=wait + 30)
@@ -305,8 +300,8 @@ def _operation_request(operation_id: str, wait: int) -> Request:
 
 def cancel_operation(operation_id: str) -> Flow[Operation]:
     """Asks that an operation be given up."""
-    reply = yield from exchange(Request("POST", f"/v1/operations/{_segment(operation_id)}/cancel"))
-    return _either(reply.body, "operation", Operation)
+    reply = yield from exchange(Request("POST", f"/v1/operations/{segment(operation_id)}/cancel"))
+    return either(reply.body, "operation", Operation)
 
 
 def wait_operation(operation_id: str, *, timeout_s: float) -> Flow[Operation]:
@@ -323,7 +318,7 @@ def create_session(sandbox_id: str, body: Mapping[str, object]) -> Flow[Opened]:
     reply = yield from exchange(
         Request(
             "POST",
-            f"/v1/sandboxes/{_segment(sandbox_id)}/sessions",
+            f"/v1/sandboxes/{segment(sandbox_id)}/sessions",
             json=body,
             headers={"Idempotency-Key": uuid.uuid4().hex},
         )
@@ -333,23 +328,23 @@ def create_session(sandbox_id: str, body: Mapping[str, object]) -> Flow[Opened]:
 
 def get_session(session_id: str) -> Flow[SessionInfo]:
     """Asks for one session."""
-    reply = yield from exchange(Request("GET", f"/v1/sessions/{_segment(session_id)}"))
-    return _either(reply.body, "session", SessionInfo)
+    reply = yield from exchange(Request("GET", f"/v1/sessions/{segment(session_id)}"))
+    return either(reply.body, "session", SessionInfo)
 
 
 def renew_access(session_id: str) -> Flow[Access]:
     """Asks for a fresh token of a session."""
-    reply = yield from exchange(Request("POST", f"/v1/sessions/{_segment(session_id)}/token"))
-    return _either(reply.body, "session", Access)
+    reply = yield from exchange(Request("POST", f"/v1/sessions/{segment(session_id)}/token"))
+    return either(reply.body, "session", Access)
 
 
 def delete_session(session_id: str) -> Flow[None]:
     """Kills what runs and drops what was kept."""
-    yield from exchange(Request("DELETE", f"/v1/sessions/{_segment(session_id)}"))
+    yield from exchange(Request("DELETE", f"/v1/sessions/{segment(session_id)}"))
 
 
 def _opened(body: bytes) -> Opened:
-    return Opened(_either(body, "session", SessionInfo), _either(body, "session", Access))
+    return Opened(either(body, "session", SessionInfo), either(body, "session", Access))
 
 
 # Keys and templates
@@ -358,17 +353,21 @@ def _opened(body: bytes) -> Opened:
 def create_key(body: Mapping[str, object]) -> Flow[NewKey]:
     """Makes an API key."""
     reply = yield from exchange(Request("POST", "/v1/keys", json=body, headers={"Idempotency-Key": uuid.uuid4().hex}))
-    return _either(reply.body, "key", NewKey)
+    return either(reply.body, "key", NewKey)
 
 
-def key_body(name: str, scopes: Sequence[str] | None, expires_in_s: float | None) -> dict[str, object]:
+def key_body(
+    name: str, scopes: Sequence[str] | None, expires_in_s: float | None, project: str | None = None
+) -> dict[str, object]:
     """Builds the body of a key request."""
-    return compact(name=name, scopes=None if scopes is None else list(scopes), expires_in_s=expires_in_s)
+    return compact(
+        name=name, scopes=None if scopes is None else list(scopes), expires_in_s=expires_in_s, project=project
+    )
 
 
 def delete_key(key_id: str) -> Flow[None]:
     """Revokes an API key."""
-    yield from exchange(Request("DELETE", f"/v1/keys/{_segment(key_id)}"))
+    yield from exchange(Request("DELETE", f"/v1/keys/{segment(key_id)}"))
 
 
 def session_body(
@@ -401,7 +400,8 @@ def session_body(
     return body
 
 
-def _segment(text: str) -> str:
+def segment(text: str) -> str:
+    """An id as a part of a path. Raises `InvalidRequest("missing_id")`."""
     if not text:
         raise InvalidRequest("missing_id", "The id is empty.", "Give the id of the thing.")
     return quote(text, safe="")

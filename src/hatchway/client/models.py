@@ -87,6 +87,25 @@ class Snapshot(_Record, frozen=True, kw_only=True):
     updated_at: float | None = None
 
 
+class Export(_Record, frozen=True, kw_only=True):
+    """An archive of a sandbox or a snapshot that waits to be fetched."""
+
+    id: str
+    sandbox: str
+    state: str = "pending"
+    """`pending ready failed`."""
+    snapshot: str | None = None
+    operation: str | None = None
+    size_bytes: int | None = None
+    """Of the archive, without encryption."""
+    digest: str | None = None
+    signed_by: str = ""
+    """What another installation has to trust to take it in."""
+    error: dict[str, Any] | None = None
+    created_at: float | None = None
+    expires_at: float | None = None
+
+
 class GuestUsage(_Record, frozen=True, kw_only=True):
     """What the guest says that it uses; whoever is root in it can make it say anything. CPU times are since its boot."""
 
@@ -302,10 +321,37 @@ class Template(_Record, frozen=True, kw_only=True):
     description: str = ""
 
 
+class Project(_Record, frozen=True, kw_only=True):
+    """What keys and objects belong to. `usage`, counted as the quotas are, is there when one project was asked for."""
+
+    name: str
+    state: str = "active"
+    """`active`, or `deleting`: it ends as soon as nothing of it is left."""
+    created_at: float | None = None
+    require_isolation: str | None = None
+    templates: tuple[str, ...] | None = None
+    """Those that may be used; None: all."""
+    quotas: dict[str, int] = {}
+    caps: dict[str, int] = {}
+    usage: dict[str, int] | None = None
+
+
+class Token(_Record, frozen=True, kw_only=True):
+    """A token of a sandbox, without the token itself. `key_id` is the API key that asked for it."""
+
+    id: str
+    sandbox_id: str = ""
+    key_id: str = ""
+    scopes: tuple[str, ...] = ()
+    created_at: float | None = None
+    expires_at: float | None = None
+
+
 class Key(_Record, frozen=True, kw_only=True):
     """An API key, without its secret."""
 
     id: str
+    project: str = ""
     name: str = ""
     prefix: str = ""
     """The beginning of the key, to recognise it by."""

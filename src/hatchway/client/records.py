@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from . import calls
+from . import calls, tenancycalls
 from .models import Key, NewKey, Operation, Snapshot, Template
 from .transport import SyncDriver
 
@@ -80,13 +80,27 @@ class Keys:
     def __init__(self, driver: SyncDriver) -> None:
         self._driver = driver
 
-    def create(self, name: str, *, scopes: Sequence[str] | None = None, expires_in: float | None = None) -> NewKey:
-        """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked."""
-        return self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in)))
+    def create(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[str] | None = None,
+        expires_in: float | None = None,
+        project: str | None = None,
+    ) -> NewKey:
+        """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked.
 
-    def list(self) -> Iterator[Key]:
-        """Iterates over the keys, without their secrets."""
-        return all_of(self._driver, calls.keys())
+        With `project` it is one of that project, which needs the scope `installation`.
+        """
+        return self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in, project)))
+
+    def list(self, project: str | None = None) -> Iterator[Key]:
+        """Iterates over the keys, without their secrets: of the own project, or with the scope `installation` of any."""
+        return all_of(self._driver, tenancycalls.keys_of(project))
+
+    def rotate(self, key_id: str, *, overlap: float = 0.0) -> NewKey:
+        """Makes a key in the place of another, which goes on for `overlap` seconds; the secret is in the answer, once."""
+        return self._driver.run(tenancycalls.rotate_key(key_id, overlap))
 
     def delete(self, key_id: str) -> None:
         """Revokes a key: it stops working at once."""

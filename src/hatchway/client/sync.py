@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 
 from . import calls, streams
+from .archives import Archives
 from .config import find
 from .events import Exit, SessionEvent, StreamName
 from .models import (
@@ -26,6 +27,7 @@ from .models import (
 from .reach import Reach, Scope, check_port, make_token, port_link, port_url
 from .records import Keys, Operations, Snapshots, Templates, all_of
 from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
+from .tenancy import Projects, Tokens
 from .transport import SyncDriver
 
 if TYPE_CHECKING:
@@ -54,6 +56,9 @@ class Hatchway:
         self.operations = Operations(self._driver)
         self.templates = Templates(self._driver)
         self.keys = Keys(self._driver)
+        self.projects = Projects(self._driver)
+        self.tokens = Tokens(self._driver)
+        self.archives = Archives(self._driver)
 
     def events(self, after: str | None = None) -> Iterator[ServiceEvent]:
         """Iterates over what changes in the project, for ever; from after the event with id `after`, else from now on."""

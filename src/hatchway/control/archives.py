@@ -206,7 +206,7 @@ async def upload(call: Call[NoBody]) -> Response:
     await call.plane.nodes.wait(None, within=NODE_WAIT_S)
     link = call.plane.nodes.ready()[0]
     upload_id = new_id()
-    return answer(_right(call, link, upload_id, f"/v1/uploads/{upload_id}", None), 201)
+    return answer(_right(call, link, upload_id, f"/v1/uploads/{upload_id}/content", None), 201)
 
 
 async def import_(call: Call[MakeImport]) -> Response:

@@ -47,7 +47,7 @@ class Claims:
         self.nodes: Callable[[], list[str]] = list
         """The ids of the nodes that are connected here."""
         self.on_claimed: Callable[[OperationRow, SandboxRow], None] = lambda operation, sandbox: None
-        self.on_gained: Callable[[str], None] = lambda name: None
+        self.on_gained: list[Callable[[str], None]] = []
         """Told of every lease that this process has now and had not before."""
         self.on_lapsed: Callable[[], None] = lambda: None
         """Told when this process could not renew in time: others may do now what it is doing."""
@@ -127,7 +127,8 @@ class Claims:
         self.alone = living <= {self.controller}
         gained, self._held = held - self._held, held
         for name in sorted(gained):
-            self.on_gained(name)
+            for listener in self.on_gained:
+                listener(name)
 
     async def _claim(self) -> None:
         claimed = await self._database.write(

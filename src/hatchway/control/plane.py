@@ -14,6 +14,7 @@ from hatchway.control.claims import Claims
 from hatchway.control.config import ControlConfig
 from hatchway.control.engine import Engine
 from hatchway.control.follower import Follower
+from hatchway.control.hearing import Hearing
 from hatchway.control.lifetimes import Lifetimes
 from hatchway.control.nodes import NodeLink, Nodes
 from hatchway.control.reconciler import Reconciler
@@ -23,12 +24,11 @@ from hatchway.control.wakes import Wakes
 from hatchway.domain.ids import new_id
 from hatchway.storage import keys, settings, tokens
 from hatchway.storage.database import Connection, Database
-from hatchway.storage.rows import EventRow, SandboxRow
+from hatchway.storage.rows import SandboxRow
 from hatchway.wire.node import Configure, TokenKey
 from hatchway.wire.tokens import Signer
 
 TOKEN_KEY = "token_key"
-_ENDS = ("operation.succeeded", "operation.failed", "operation.cancelled")
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class Plane:
     follower: Follower
     signer: Signer
     removal: Removal
+    hearing: Hearing
     requests: int = 0
     """How many requests are in hand, event streams among them."""
     event_streams: int = 0
@@ -69,6 +70,7 @@ class Plane:
         await self.removal.close()
         await self.engine.close()
         await self.follower.close()
+        await self.hearing.close()
         await self.claims.close()
         await self.nodes.close()
         await self.auth.flush()
@@ -155,14 +157,16 @@ async def open_plane(config: ControlConfig) -> Plane:
         claims.nodes = lambda: [link.node_id for link in nodes.ready() if link.node_id is not None]
         claims.on_claimed = engine.submit
         claims.on_lapsed = engine.drop_all
-        follower.listeners.append(_Hearing(engine, reconciler, auth).hear)
+        removal = Removal(database, nodes, engine)
+        hearing = Hearing(engine, reconciler, auth, nodes, removal)
+        follower.listeners.append(hearing.hear)
+        claims.on_gained.append(hearing.gained)
         await follower.start()
         await claims.start()
         wakes = Wakes(database, engine)
         reconciler.on_wake = wakes.wanted
         await reconciler.start()
         engine.start()
-        removal = Removal(database, nodes, engine)
         await removal.start()
         nodes.start()
         lifetimes = Lifetimes(database, nodes, engine)
@@ -170,27 +174,9 @@ async def open_plane(config: ControlConfig) -> Plane:
     except BaseException:
         await database.close()
         raise
-    return Plane(config, database, auth, nodes, engine, reconciler, lifetimes, wakes, claims, follower, signer, removal)
-
-
-class _Hearing:
-    """What follows here from what another control process did."""
-
-    def __init__(self, engine: Engine, reconciler: Reconciler, auth: Authenticator) -> None:
-        self._engine = engine
-        self._reconciler = reconciler
-        self._auth = auth
-
-    def hear(self, event: EventRow) -> None:
-        """Takes one event of the outbox."""
-        if event.kind in _ENDS:
-            operation_id = str(event.data.get("operation", ""))
-            if event.kind == "operation.cancelled":
-                self._engine.drop(operation_id)
-            self._engine.ended(operation_id)
-            self._reconciler.released(event.subject)
-        elif event.kind.startswith("key."):
-            self._auth.forget(event.subject)
+    return Plane(
+        config, database, auth, nodes, engine, reconciler, lifetimes, wakes, claims, follower, signer, removal, hearing
+    )
 
 
 def _signer(connection: Connection) -> tuple[Signer, bytes]:

@@ -85,7 +85,7 @@ class Reconciler:
         self._nodes.on_lost = self._node_lost
         self._nodes.on_event = self._node_event
         self._engine.on_released = self.released
-        self._claims.on_gained = self._gained
+        self._claims.on_gained.append(self._gained)
         await self.take_up()
         loop = asyncio.get_running_loop()
         self._tasks = [

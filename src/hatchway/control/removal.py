@@ -37,7 +37,8 @@ class Removal:
     async def start(self) -> None:
         """Takes up what an earlier process left unfinished."""
         for name in await self._database.read(projects.being_deleted):
-            self._begin(name)
+            if name not in self._tasks:
+                self._begin(name)
 
     async def close(self) -> None:
         """Gives up what is in hand; the next process goes on."""

@@ -4,6 +4,7 @@ Nothing is counted up and down, so nothing can be counted wrong: what is promise
 the making included, each time that another one wants in. docs/limits.md has the rules for those who operate a host.
 """
 
+import contextlib
 import os
 import shutil
 import time
@@ -14,10 +15,10 @@ from pathlib import Path
 from hatchway.domain.errors import HostExhausted, Unprocessable
 from hatchway.domain.host_limits import HostLimits
 from hatchway.domain.shapes import Shape
+from hatchway.node.vmm.seam import UPPER_NAMES
 
 READ_AGAIN_S = 1.0
 """How old a reading of what sandboxes really use may be."""
-TOP_LAYER = "upper.qcow2"
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,10 @@ def private_memory_mib(pid: int) -> int:
 
 def disk_use_mib(folder: Path) -> int:
     """What the disk of a sandbox takes on the host, in MiB; 0 where there is none yet."""
-    try:
-        return (folder / TOP_LAYER).stat().st_blocks * 512 // 2**20
-    except OSError:
-        return 0
+    for name in UPPER_NAMES:
+        with contextlib.suppress(OSError):
+            return (folder / name).stat().st_blocks * 512 // 2**20
+    return 0
 
 
 class Capacity:

@@ -38,6 +38,9 @@ from hatchway.wire.small_files import sync_folder
 IMPORTS = ".imports"
 """Below the sandboxes' folder: what is being made of uploads."""
 
+UNKNOWN_BOOT = "imported"
+"""In the place of a boot id, for what an archive of a snapshot does not say: there was one."""
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -170,7 +173,7 @@ class Imports:
         record = new_record(request, context.host_boot_id)
         record.state = str(State.SUSPENDED if memory else State.STOPPED)
         record.isolation = context.driver.isolation
-        record.boot_id = manifest.boot_id
+        record.boot_id = manifest.boot_id or UNKNOWN_BOOT
         record.stored_bytes = captures.size_of(work / SUSPENDED)[0] if memory else None
         records.write(work, record)
         return standing

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -41,13 +42,14 @@ def cpu_s(pid: int) -> float:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What the files of a sandbox take on the host, in octets."""
+    """What the files of a sandbox take on the host, in octets, beside those that it has in common with others (links)."""
     found = 0
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.is_file(follow_symlinks=False):
-                    found += entry.stat(follow_symlinks=False).st_blocks * 512
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                    found += status.st_blocks * 512
     except OSError:  # it is just being made, or removed
         return found
     return found

@@ -12,7 +12,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import CloseCode
+from websockets.frames import CloseCode, Frame
 
 from hatchway.domain import problems
 from hatchway.domain.errors import HatchwayError, InvalidRequest
@@ -23,7 +23,11 @@ MAX_MESSAGE = 1024 * 1024
 """Octets of one message of a client; a larger one ends the connection with code 1009."""
 PING_S = 20.0
 """Keeps what stands between from forgetting an idle connection. That a client does not answer ends nothing: it may be stalled."""
+MAX_FRAGMENTS = 4_096
+"""Pieces of one message; more of them end the connection with code 1009."""
 _SLICE = 16 * 1024
+_MAX_UNSENT = 256 * 1024
+"""Octets that a client does not take, answers to its pings, from where on no more of it is parsed. What is sent to it besides waits earlier."""
 _CLOSE_WITHIN_S = 5.0
 _GONE_WITHIN_S = 15.0
 
@@ -39,19 +43,31 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's protocol, which by itself queues every message of what one read from the network gave, however small they are."""
+    """uvicorn's protocol with the bounds that it lacks.
+
+    By itself it queues every message of what one read from the network gave, however small they are, keeps every piece of a message,
+    empty ones too, and answers pings of a client that takes no answer. And what came in one read, it parses in one go, which for
+    many small frames takes a second, in which nobody else is served.
+    """
 
     _held = b""
+    _turn: asyncio.Handle | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Takes octets; parses on only when the application took the messages before."""
+        """Takes octets; parses on only when the application took the messages before, and the client the answers to its pings."""
         self._held += data
-        self._feed()
+        if self._turn is None:
+            self._feed()
+
+    def resume_writing(self) -> None:
+        """The client takes octets again."""
+        super().resume_writing()
+        self._go_on()
 
     async def receive(self) -> Any:
         """Gives the application its next message."""
         message = await super().receive()
-        self._feed()
+        self._go_on()
         return message
 
     async def run_asgi(self) -> None:
@@ -59,8 +75,27 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         await super().run_asgi()
         self.loop.call_later(_GONE_WITHIN_S, self.transport.abort)
 
+    def handle_cont(self, event: Frame) -> None:
+        """Takes a further piece of a message."""
+        if self.close_sent:
+            return
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
+
+    @property
+    def _free(self) -> bool:
+        """Whether a further frame would find room."""
+        if self.transport.get_write_buffer_size() > _MAX_UNSENT:
+            return False
+        return self.queue.empty() or self.close_sent
+
     def _feed(self) -> None:
-        while self._held and (self.queue.empty() or self.close_sent) and not self.transport.is_closing():
+        """Parses one piece; the next one has to wait for its turn among all connections."""
+        self._turn = None
+        if self._held and self._free and not self.transport.is_closing():
             piece, self._held = self._held[:_SLICE], self._held[_SLICE:]
             super().data_received(piece)
             if not self.handshake_initiated and self.conn.handshake_exc is not None:
@@ -70,6 +105,18 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 )
                 self.transport.write(answer_octets(error))
                 self.transport.close()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Sees to it that what is held is parsed in time, and that no more is read meanwhile."""
+        if self.transport.is_closing():
+            self._held = b""
+        elif self._held:
+            self.transport.pause_reading()
+            if self._turn is None and self._free:
+                self._turn = self.loop.call_soon(self._feed)
+        elif not self.read_paused:
+            self.transport.resume_reading()
 
 
 class Socket:

@@ -1,0 +1,148 @@
+"""Commands about archives: `export` and `import`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .front import Front
+from .shared import with_front
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PASSPHRASE = "HATCHWAY_PASSPHRASE"
+_SEALED = b"HWSEALED"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command("export")(export)
+    app.command("import")(import_)
+
+
+@with_front
+def export(
+    front: Front,
+    source: Annotated[
+        str, typer.Argument(metavar="ID", help="A suspended or stopped sandbox, or a snapshot.", show_default=False)
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the archive goes.", show_default=False)],
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help=f"Under a passphrase: of {PASSPHRASE}, or asked for.")
+    ] = False,
+    include_template: Annotated[
+        bool, typer.Option("--include-template", help="For an installation that does not have the template.")
+    ] = False,
+) -> None:
+    """Write a sandbox or a snapshot to a file."""
+    from hatchway.client import NotFound
+
+    from .output import print_json
+    from .progress import meter
+
+    passphrase = _passphrase(twice=True) if encrypt else None
+    archives = front.client.archives
+    try:
+        made = archives.export(source, include_template=include_template)
+    except NotFound as unknown:
+        if unknown.code != "unknown_sandbox":
+            raise
+        try:
+            snapshot = front.client.snapshots.get(source)
+        except NotFound:
+            raise unknown from None
+        made = archives.export(snapshot, include_template=include_template)
+    temporary = file.with_name(f".{file.name}.part")
+    try:
+        with meter(front, made.size_bytes) as tell, temporary.open("wb") as target:
+            done = 0
+            os.fchmod(target.fileno(), 0o600)
+            for piece in archives.fetch(made, passphrase=passphrase):
+                target.write(piece)
+                done += len(piece)
+                if tell is not None:
+                    tell(done, file.name)
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.replace(file)
+    except OSError as error:
+        raise _local(error, temporary) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    archives.delete(made.id)
+    if front.json:
+        print_json({"export": made.as_dict(), "file": str(file), "bytes": done, "encrypted": encrypt})
+    else:
+        print(f"{file}  {done} octets")
+
+
+@with_front
+def import_(
+    front: Front,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An archive.", show_default=False)],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Another name for it.", show_default=False)
+    ] = None,
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Its memory too, or its disk alone.")] = True,
+) -> None:
+    """Make a sandbox of a file: suspended where it has memory, else stopped."""
+    from hatchway.client.bodies import Body, read_all
+
+    from .output import print_json
+    from .progress import meter
+
+    try:
+        with file.open("rb") as source:
+            size = os.fstat(source.fileno()).st_size
+            passphrase = _passphrase(twice=False) if source.read(len(_SEALED)) == _SEALED else None
+            with meter(front, size) as tell:
+
+                def begin() -> "Iterator[bytes]":
+                    source.seek(0)
+                    return _told(read_all(source), tell, file.name)
+
+                made = front.client.archives.load(
+                    Body(begin, size, again=True), passphrase=passphrase, memory=memory, name=name
+                )
+    except OSError as error:
+        raise _local(error, file) from None
+    if front.json:
+        print_json(made.info)
+    else:
+        print(f"{made.id}  {made.state}")
+
+
+def _told(pieces: "Iterator[bytes]", tell: "Callable[[int, str], None] | None", name: str) -> "Iterator[bytes]":
+    done = 0
+    for piece in pieces:
+        yield piece
+        done += len(piece)
+        if tell is not None:
+            tell(done, name)
+
+
+def _passphrase(*, twice: bool) -> str:
+    from getpass import getpass
+
+    from hatchway.client import InvalidRequest
+
+    given = os.environ.get(PASSPHRASE)
+    if given is None and sys.stdin.isatty():
+        given = getpass("Passphrase: ")
+        if twice and getpass("Again: ") != given:
+            raise InvalidRequest("bad_passphrase", "The two passphrases differ.", "Try again.")
+    if not given:
+        raise InvalidRequest(
+            "bad_passphrase", "There is no passphrase.", f"Set {PASSPHRASE}, or run this in a terminal."
+        )
+    return given
+
+
+def _local(error: OSError, path: Path) -> Exception:
+    from hatchway.client import TransferFailed
+
+    what = f"{error.filename or path}: {error.strerror or error}"
+    return TransferFailed("local_file_failed", f"The file cannot be used: {what}.", "Name another one.")

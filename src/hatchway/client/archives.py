@@ -1,0 +1,74 @@
+"""Archives, for blocking code: `Hatchway.archives`. `aarchives` has the same for asyncio."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from . import archivecalls, calls
+from .bodies import Body, Content, body_of
+from .models import Export, Snapshot
+from .records import all_of
+from .transport import SyncDriver
+
+if TYPE_CHECKING:
+    from .sync import Sandbox
+
+
+class Archives:
+    """Sandboxes and snapshots as files, and sandboxes from such files."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def export(
+        self, source: "Sandbox | Snapshot | str", *, include_template: bool = False, timeout: float = 600.0
+    ) -> Export:
+        """Has an archive made of a suspended or stopped sandbox (or its id), or of a snapshot; returns when it can be fetched.
+
+        It stays for an hour. With `include_template` it can be taken in where the template is not. Raises `Conflict("wrong_state")`,
+        `OperationFailed`, `WaitTimeout`.
+        """
+        if isinstance(source, Snapshot):
+            flow = archivecalls.export_snapshot(source.id, include_template=include_template, timeout_s=timeout)
+        else:
+            sandbox_id = source if isinstance(source, str) else source.id
+            flow = archivecalls.export_sandbox(sandbox_id, include_template=include_template, timeout_s=timeout)
+        return self._driver.run(flow)
+
+    def fetch(self, export: Export, *, passphrase: str | None = None, offset: int = 0) -> Iterator[bytes]:
+        """Iterates over the octets of an archive, encrypted where a passphrase is given, from `offset` on. A connection that breaks is taken up."""
+        return self._driver.stream(archivecalls.content(export, passphrase, offset))
+
+    def get(self, export_id: str) -> Export:
+        """Returns the export with this id; raises `NotFound`."""
+        return self._driver.run(archivecalls.get_export(export_id))
+
+    def list(self) -> Iterator[Export]:
+        """Iterates over the exports that can be fetched, are being made, or failed, page by page."""
+        return all_of(self._driver, archivecalls.exports())
+
+    def delete(self, export_id: str) -> None:
+        """Deletes an export before its time is over."""
+        self._driver.run(archivecalls.delete_export(export_id))
+
+    def load(
+        self,
+        content: Content | Body,
+        *,
+        passphrase: str | None = None,
+        memory: bool = True,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 600.0,
+    ) -> "Sandbox":
+        """Makes a sandbox of an archive: `suspended` where it has memory, which `memory=False` leaves out, else `stopped`.
+
+        What is not given is as the archive says. Raises `Unprocessable` for an archive that is not whole, altered, not trusted or
+        encrypted otherwise, and `Conflict("memory_lost")` where its memory cannot be loaded here; nothing is left then.
+        """
+        from .sync import Sandbox
+
+        upload = self._driver.run(archivecalls.upload(body_of(content), passphrase))
+        body = calls.compact(memory=memory, name=name, metadata=metadata, env=env)
+        info, operation = self._driver.run(archivecalls.load(upload, body, timeout_s=timeout))
+        return Sandbox(self._driver, info, operation)

@@ -1,0 +1,75 @@
+"""Projects, and the tokens of sandboxes, for blocking code: `Hatchway.projects`, `Hatchway.tokens`. `atenancy` has the same for asyncio."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from . import tenancycalls
+from .models import Project, Token
+from .records import all_of
+from .transport import SyncDriver
+
+
+class Projects:
+    """What keys and objects belong to. Making, bounding and deleting them needs a key with the scope `installation`."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def create(
+        self,
+        name: str,
+        *,
+        require_isolation: str | None = None,
+        templates: Sequence[str] | None = None,
+        quotas: Mapping[str, int] | None = None,
+        caps: Mapping[str, int] | None = None,
+    ) -> Project:
+        """Makes a project. What is not given is not bounded. Raises `Conflict("project_exists")`."""
+        body = tenancycalls.settings(require_isolation, templates, quotas, caps)
+        return self._driver.run(tenancycalls.create_project({"name": name, **body}))
+
+    def get(self, name: str) -> Project:
+        """Looks a project up, with what it holds now (`usage`)."""
+        return self._driver.run(tenancycalls.get_project(name))
+
+    def list(self) -> Iterator[Project]:
+        """Iterates over the projects that the key can see."""
+        return all_of(self._driver, tenancycalls.projects())
+
+    def update(
+        self,
+        name: str,
+        *,
+        require_isolation: str | None = None,
+        templates: Sequence[str] | None = None,
+        quotas: Mapping[str, int] | None = None,
+        caps: Mapping[str, int] | None = None,
+    ) -> Project:
+        """Changes what is given; `quotas` and `caps` replace all that was set. What is there goes on, even beyond a new bound."""
+        body = tenancycalls.settings(require_isolation, templates, quotas, caps)
+        return self._driver.run(tenancycalls.change_project(name, body))
+
+    def delete(self, name: str, *, force: bool = False) -> bool:
+        """Deletes a project, with `force` all that it holds, too; its keys end at once. Tells whether it is gone already, else `get` does.
+
+        Raises `Conflict` (`project_not_empty project_is_default`).
+        """
+        return self._driver.run(tenancycalls.delete_project(name, force=force))
+
+
+class Tokens:
+    """The tokens of sandboxes: the right to reach one on its node without a key."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def list(self, sandbox_id: str) -> Iterator[Token]:
+        """Iterates over those of a sandbox that are good now, without the tokens themselves."""
+        return all_of(self._driver, tenancycalls.tokens_of(sandbox_id))
+
+    def revoke(self, token_id: str) -> None:
+        """Revokes one; what was opened with it ends at once."""
+        self._driver.run(tenancycalls.revoke_token(token_id))
+
+    def revoke_all(self, sandbox_id: str) -> None:
+        """Revokes every token of a sandbox, those of its sessions too. New ones can be made at once."""
+        self._driver.run(tenancycalls.revoke_tokens(sandbox_id))
