@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hatchway.domain.host_limits import HostLimits
 from hatchway.domain.shapes import Shape
 from hatchway.node import capacity
 from hatchway.node.capacity import Capacity, Holding
+from hatchway.node.vmm import qemu, qemu_args
 from hatchway.node.vmm.seam import UPPER_NAMES
 
 Usage = namedtuple("Usage", "total used free")
@@ -37,19 +39,19 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(monkeypatch)
 
 
-def held(number: int, shape: Shape = SMALL, **changes: Any) -> Holding:
-    return Holding(name=str(number), shape=shape, overhead_mib=100, folder=Path("/nowhere"), **changes)
+def held(number: int, shape: Shape = SMALL, overhead_mib: int = 100, **changes: Any) -> Holding:
+    return Holding(name=str(number), shape=shape, overhead_mib=overhead_mib, folder=Path("/nowhere"), **changes)
 
 
-def admitted(room: Capacity, shape: Shape, most: int = 1000) -> int:
+def admitted(room: Capacity, shape: Shape, most: int = 1000, *, overhead_mib: int = 100) -> int:
     """How many of a shape come in, one after another."""
     holdings: list[Holding] = []
     while len(holdings) < most:
         try:
-            room.check_create(shape, 100, holdings)
+            room.check_create(shape, overhead_mib, holdings)
         except HostExhausted:
             break
-        holdings.append(held(len(holdings), shape))
+        holdings.append(held(len(holdings), shape, overhead_mib))
     return len(holdings)
 
 
@@ -61,6 +63,17 @@ def test_a_small_host_takes_what_fits_into_it_and_no_more(host: Host, tmp_path: 
     assert admitted(Capacity(HostLimits(memory_reserve_mib=1024), tmp_path), SMALL) == (8192 - 1024) // 356
     # The monitor's share is never thinned out.
     assert admitted(Capacity(HostLimits(memory_overcommit=2.0), tmp_path), SMALL) == 7680 // (128 + 100)
+
+
+def test_a_laptop_takes_as_many_as_the_documentation_says(host: Host, tmp_path: Path) -> None:
+    host.available = host.total
+    overhead = qemu.VMM_OVERHEAD_MIB + qemu_args.translation_cache_mib(SMALL) + SMALL.memory_mib // 64
+    counts = [
+        admitted(Capacity(HostLimits(memory_overcommit=factor), tmp_path, lambda: 280), SMALL, overhead_mib=overhead)
+        for factor in (1.0, 2.0)
+    ]
+    text = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+    assert counts == [int(count) for count in re.findall(r"takes about (\d+)", text)]
 
 
 def test_a_shape_that_never_fits_is_said_to_be_too_large(host: Host, tmp_path: Path) -> None:
