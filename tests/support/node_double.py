@@ -170,6 +170,12 @@ class NodeDouble:
             case "sandbox.stay":
                 self.stayed.append(request)
                 return wire.Empty()
+            case "sandbox.prepare":
+                return self._becomes(self._create(request), State.PAUSED)
+            case "sandbox.claim":
+                seen = self._box(wire.SandboxRef(sandbox_id=request.sandbox_id, generation=request.generation))
+                self.specs[request.sandbox_id] = request
+                return self._becomes(seen, State.RUNNING)
             case "sandbox.get":
                 return self._box(request)
             case "sandbox.delete":

@@ -17,6 +17,7 @@ from hatchway.bench.hostile import fair, hostile, neighbour
 from hatchway.bench.idle import measure
 from hatchway.bench.lifecycle import fork, lifecycle
 from hatchway.bench.options import Options
+from hatchway.bench.pools import pools
 from hatchway.bench.report import Metric, percentile, show
 from hatchway.bench.stream import stream
 from hatchway.client import Hatchway, Sandbox
@@ -128,6 +129,7 @@ def idle(options: Options) -> list[Metric]:
 BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "floor": floor,
     "create": create,
+    "pools": pools,
     "exec": execute,
     "idle": idle,
     "stream": stream,

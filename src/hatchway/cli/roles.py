@@ -170,7 +170,7 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[floor|create|exec|idle|stream|files|density|lifecycle|fork|concurrency|hostile|neighbour|fair]...",
+            metavar="[floor|create|pools|exec|idle|stream|files|density|lifecycle|fork|concurrency|hostile|neighbour|fair]...",
             help="Default: all.",
         ),
     ] = None,

@@ -17,6 +17,7 @@ from hatchway.control.follower import Follower
 from hatchway.control.hearing import Hearing
 from hatchway.control.lifetimes import Lifetimes
 from hatchway.control.nodes import NodeLink, Nodes
+from hatchway.control.poolkeeper import PoolKeeper
 from hatchway.control.reconciler import Reconciler
 from hatchway.control.removal import Removal
 from hatchway.control.views import Condition
@@ -45,6 +46,7 @@ class Plane:
     reconciler: Reconciler
     lifetimes: Lifetimes
     wakes: Wakes
+    pools: PoolKeeper
     claims: Claims
     follower: Follower
     signer: Signer
@@ -64,6 +66,7 @@ class Plane:
     async def close(self) -> None:
         """Ends everything of ours; sandboxes and nodes go on."""
         self.ending.set()
+        await self.pools.close()
         await self.lifetimes.close()
         await self.wakes.close()
         await self.reconciler.close()
@@ -171,11 +174,26 @@ async def open_plane(config: ControlConfig) -> Plane:
         nodes.start()
         lifetimes = Lifetimes(database, nodes, engine)
         lifetimes.start()
+        pools = PoolKeeper(database, nodes, engine)
+        pools.start()
     except BaseException:
         await database.close()
         raise
     return Plane(
-        config, database, auth, nodes, engine, reconciler, lifetimes, wakes, claims, follower, signer, removal, hearing
+        config,
+        database,
+        auth,
+        nodes,
+        engine,
+        reconciler,
+        lifetimes,
+        wakes,
+        pools,
+        claims,
+        follower,
+        signer,
+        removal,
+        hearing,
     )
 
 

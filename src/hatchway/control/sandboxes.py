@@ -11,12 +11,13 @@ from starlette.responses import Response
 from hatchway.control import idempotency, requests, timing, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.control.nodes import NodeLink, node_timeout
+from hatchway.control.poolkeeper import pool_key
 from hatchway.domain import shapes
 from hatchway.domain.checking import invalid_field
-from hatchway.domain.errors import Gone, NotFound, Unprocessable
+from hatchway.domain.errors import Conflict, Gone, NotFound, Unprocessable
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.quotas import template_allowed
-from hatchway.storage import automatic, branches, operations, projects, sandboxes, snapshots, transitions
+from hatchway.storage import automatic, branches, operations, pools, projects, sandboxes, snapshots, transitions
 from hatchway.storage.idempotency import Answered
 from hatchway.storage.projects import ProjectRow
 from hatchway.storage.rows import OperationRow, SandboxRow
@@ -56,6 +57,9 @@ class CreateSandbox(timing.Timing, frozen=True, kw_only=True, forbid_unknown_fie
     memory_mib: MemoryMib | UnsetType = UNSET
     disk_mib: DiskMib | UnsetType = UNSET
     require_isolation: Literal["hardware", "emulated"] | None = None
+    pool: Annotated[
+        str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="`auto`, `never`, or a pool's name.")
+    ] = pools.ANY
 
 
 class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,7 +123,7 @@ def _shape(body: CreateSandbox) -> shapes.Shape:
     return shapes.Shape(**{name: value for name, value in given.items() if value is not UNSET})
 
 
-def _check_size(shape: shapes.Shape, candidates: Sequence[NodeLink]) -> None:
+def check_size(shape: shapes.Shape, candidates: Sequence[NodeLink]) -> None:
     """Raises `invalid_field` for a size that no node could ever hold."""
     infos = [link.info for link in candidates if link.info is not None]
     for field, wanted, most in (
@@ -188,17 +192,46 @@ async def create(call: Call[CreateSandbox]) -> Response:
     )
     new = msgspec.structs.replace(new, lifetime=lifetime, schedule=schedule)
     try:
+        claimed = await _claimed(call, new)
+        if claimed is not None:
+            return await proceed(call, claimed)
         accepted = await call.plane.database.write(transitions.accept_create, new, call.idempotency)
     except Answered as earlier:
         return await repeat(call, earlier)
     return await proceed(call, accepted)
 
 
+async def _claimed(call: Call[CreateSandbox], new: NewSandbox) -> Accepted | None:
+    """A member of a pool, which is now the sandbox that was asked for; None where none is there to be claimed.
+
+    Raises `NotFound("unknown_pool")`, `Conflict("pool_does_not_fit")` for a pool that never has what was asked for.
+    """
+    plane, pool = call.plane, call.body.pool
+    link = plane.nodes.find(new.node_id)
+    if pool == pools.NEVER or new.snapshot_id is not None or link is None or link.info is None:
+        return None
+    if pool != pools.ANY:
+        row = await plane.database.read(pools.get, call.project, pool)
+        asked = (new.template_digest, new.shape.vcpus, new.shape.memory_mib, new.shape.disk_mib)
+        if asked != (row.template_digest, row.vcpus, row.memory_mib, row.disk_mib):
+            raise Conflict(
+                "pool_does_not_fit",
+                f"The pool {pool} holds sandboxes of another template or size.",
+                "Ask for what it holds, or say `pool: auto`.",
+                pool=pool,
+            )
+    key = pool_key(new.template_digest, link.info)
+    claimed = await plane.database.write(pools.claim, new, pool, key, call.idempotency)
+    if claimed is not None:
+        plane.pools.look()
+    return claimed
+
+
 async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbox:
     body, plane, shape = call.body, call.plane, _shape(call.body)
     await plane.nodes.wait(None, within=NODE_WAIT_S)
     candidates = plane.nodes.ready()
-    _check_size(shape, candidates)
+    check_size(shape, candidates)
     project = await plane.database.read(projects.get, call.project)
     check_caps(project, shape)
     isolation = _isolation(body, project)

@@ -3,16 +3,17 @@
 Every one returns the transaction that ends the operation; a transaction of its own is never begun before the node has answered.
 """
 
+import logging
 from collections.abc import Callable
 
 import msgspec
 
 from hatchway.control import archive_keys
-from hatchway.control.nodes import NodeLink
-from hatchway.domain.errors import Conflict, Internal, NotFound
+from hatchway.control.nodes import LOST_CODES, NodeLink
+from hatchway.domain.errors import Conflict, HatchwayError, Internal, NotFound, Unavailable
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import branches, exports, sessions, snapshots, transitions
+from hatchway.storage import branches, exports, pools, sessions, snapshots, transitions
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Finished
@@ -44,6 +45,8 @@ CREATE_WITHIN_S = 600.0
 COPY_WITHIN_S = 600.0
 """A hundred branches, or gigabytes of memory onto a slow disk."""
 LOOK_WITHIN_S = 10.0
+
+log = logging.getLogger(__name__)
 
 Ending = Callable[[Connection, float], Finished | None]
 """Ends the operation, given when it began (Unix seconds)."""
@@ -83,7 +86,11 @@ async def carry_out(link: NodeLink, database: Database, operation: OperationRow,
 
 
 async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
-    seen = await link.call("sandbox.create", spec_of(sandbox), Observed, within=CREATE_WITHIN_S)
+    pool = operation.arguments.get(pools.CLAIM)
+    if pool is not None:
+        return await _claim(link, operation, sandbox, pool)
+    method = "sandbox.prepare" if pools.POOL in operation.arguments else "sandbox.create"
+    seen = await link.call(method, spec_of(sandbox), Observed, within=CREATE_WITHIN_S)
     _require(operation, sandbox, seen)
     begun = await _begun(link, sandbox) if sandbox.snapshot_id is not None else ()
 
@@ -95,6 +102,23 @@ async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) 
         return finished
 
     return ending
+
+
+async def _claim(link: NodeLink, operation: OperationRow, sandbox: SandboxRow, pool: str) -> Ending:
+    """A member of a pool becomes the sandbox; one that cannot go on is made anew, as if there had been none."""
+    spec, result = spec_of(sandbox), {"pool": pool}
+    try:
+        seen = await link.call("sandbox.claim", spec, Observed, within=VERB_WITHIN_S)
+    except (HatchwayError, TimeoutError) as error:
+        if isinstance(error, Unavailable) and error.code in LOST_CODES:
+            raise
+        log.warning("%s cannot be claimed from its pool and is made anew: %s", sandbox.id, error)
+        result = {}
+        ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
+        await link.call("sandbox.delete", ref, Observed, within=VERB_WITHIN_S)
+        seen = await link.call("sandbox.create", spec, Observed, within=CREATE_WITHIN_S)
+    _require(operation, sandbox, seen)
+    return lambda connection, started_at: transitions.succeed(connection, operation, seen, started_at, result)
 
 
 async def _begun(link: NodeLink, sandbox: SandboxRow) -> tuple[BranchedSession, ...]:

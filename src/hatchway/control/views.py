@@ -263,6 +263,39 @@ class SessionPage(View, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
+class Pool(View, frozen=True, kw_only=True):
+    """Sandboxes that are made ahead. `state`: `active draining`; `condition` says what keeps it from being full."""
+
+    name: str
+    project: str
+    state: str
+    template: str
+    template_digest: str
+    size: int
+    ready: int
+    making: int
+    vcpus: int
+    memory_mib: int
+    disk_mib: int
+    condition: str | None
+    node: str
+    created_at: float
+    updated_at: float
+
+
+class PoolAnswer(View, frozen=True, kw_only=True):
+    """One pool."""
+
+    pool: Pool
+
+
+class PoolPage(View, frozen=True, kw_only=True):
+    """The project's pools, by name."""
+
+    pools: tuple[Pool, ...]
+    next_cursor: str | None
+
+
 class TemplatePage(View, frozen=True, kw_only=True):
     """Templates of the nodes that are connected."""
 

@@ -6,15 +6,15 @@ import time
 
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.node.greeting import RESTORE_WITHIN_S, meet
-from hatchway.node.guest.seam import GuestError, LinkLost
+from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost
 from hatchway.node.sandbox import Sandbox
 from hatchway.node.vmm.seam import Vm, VmmError
 from hatchway.wire.node import Observed
 
 
-async def pause(sandbox: Sandbox) -> Observed:
-    """Stops the virtual CPUs."""
-    return await sandbox.do(Verb.PAUSE, lambda: _pause(sandbox))
+async def pause(sandbox: Sandbox, *, only_pooled: bool = False) -> Observed:
+    """Stops the virtual CPUs; with `only_pooled` unless it was claimed from its pool meanwhile."""
+    return await sandbox.do(Verb.PAUSE, lambda: _pause(sandbox, only_pooled))
 
 
 async def resume(sandbox: Sandbox) -> Observed:
@@ -22,8 +22,8 @@ async def resume(sandbox: Sandbox) -> Observed:
     return await sandbox.do(Verb.RESUME, lambda: _resume(sandbox))
 
 
-async def _pause(sandbox: Sandbox) -> None:
-    if sandbox.record.state == State.PAUSED:
+async def _pause(sandbox: Sandbox, only_pooled: bool) -> None:
+    if sandbox.record.state == State.PAUSED or (only_pooled and not sandbox.record.pooled):
         return
     sandbox.require(Verb.PAUSE)
     vm = sandbox.require_vm()
@@ -48,25 +48,36 @@ async def _resume(sandbox: Sandbox) -> None:
         await wake_agent(sandbox, vm)
         sandbox.check_alive(vm)
     except (VmmError, LinkLost, GuestError, OSError, TimeoutError):
-        with contextlib.suppress(VmmError):
-            await vm.pause()  # it is not ready: it stays what it was
-        await settle(sandbox, vm)
-        link, sandbox.link = sandbox.link, None
-        if link is not None:
-            await link.close()  # the next attempt makes it anew
+        await pause_again(sandbox, vm)
         raise
     sandbox.save(State.RUNNING)
 
 
+async def pause_again(sandbox: Sandbox, vm: Vm) -> None:
+    """After a resume that failed: it is not ready, and stays what it was."""
+    with contextlib.suppress(VmmError):
+        await vm.pause()
+    await settle(sandbox, vm)
+    link, sandbox.link = sandbox.link, None
+    if link is not None:
+        await link.close()  # the next attempt makes it anew
+
+
 async def wake_agent(sandbox: Sandbox, vm: Vm) -> None:
     """After the virtual CPUs were let go on: the agent is asked again, and gets clock and entropy. Raises `LinkLost`, `GuestError`."""
+    link = await reach_agent(sandbox, vm)
+    await link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
+
+
+async def reach_agent(sandbox: Sandbox, vm: Vm) -> GuestLink:
+    """The agent of a machine that goes on. Raises `LinkLost`."""
     link = sandbox.link
     if link is None:
         link = sandbox.link = await meet(vm, within=RESTORE_WITHIN_S)
         await sandbox.context.sessions.link_up(sandbox.record.sandbox_id, link)
     else:
         link.paused(False)
-    await link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
+    return link
 
 
 async def settle(sandbox: Sandbox, vm: Vm) -> None:

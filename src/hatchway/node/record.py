@@ -42,6 +42,8 @@ class Record(msgspec.Struct, kw_only=True):
     stored_bytes: int | None = None
     """What a suspended sandbox keeps for its memory, in octets on this disk."""
     host_boot_id: str = ""
+    pooled: bool = False
+    """It is a member of a pool: nobody has claimed it yet."""
 
 
 def write(folder: Path, record: Record, *, durable: bool = True) -> None:

@@ -131,7 +131,7 @@ class Sandboxes:
         sandbox = self._sandboxes.get(sandbox_id)
         return sandbox is not None and (sandbox.leaving or sandbox.observed().state in ASLEEP)
 
-    async def create(self, spec: SandboxSpec) -> Observed:
+    async def create(self, spec: SandboxSpec, *, pooled: bool = False) -> Observed:
         """Makes a sandbox; asked again it joins or answers what became of it, and tries again what failed."""
         sandbox = self._sandboxes.get(spec.sandbox_id)
         while sandbox is not None:
@@ -143,6 +143,7 @@ class Sandboxes:
         if sandbox is None:
             self._admit(spec)
             record = new_record(spec, self._context.host_boot_id)
+            record.pooled = pooled
             sandbox = Sandbox(self._context, self._context.root / spec.sandbox_id, record)
             self._sandboxes[spec.sandbox_id] = sandbox
         if sandbox.record.boot_id is not None and sandbox.record.state in set(State):

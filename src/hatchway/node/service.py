@@ -16,7 +16,7 @@ import msgspec
 from hatchway import __version__
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import State
-from hatchway.node import capacity, metrics, pausing, suspension, usage
+from hatchway.node import capacity, metrics, pausing, pooling, suspension, usage
 from hatchway.node.activity import Uses
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
@@ -93,6 +93,8 @@ class NodeService:
             "session.branched": self._session_branched,
             "sandbox.activity": self._activity,
             "sandbox.stay": self._stay,
+            "sandbox.prepare": self._prepare,
+            "sandbox.claim": self._claim,
             "events.subscribe": self._subscribe,
         }
         self._handlers: dict[str, Handler] = {
@@ -237,6 +239,15 @@ class NodeService:
     async def _stay(self, _: Connection, request: wire.StayRequest) -> wire.Empty:
         self._waker.stay(request.sandbox_id, request.error)
         return wire.Empty()
+
+    async def _prepare(self, _: Connection, request: wire.SandboxSpec) -> wire.Observed:
+        return await pooling.prepare(self._sandboxes, request)
+
+    async def _claim(self, _: Connection, request: wire.SandboxSpec) -> wire.Observed:
+        observed = await pooling.claim(self._sandboxes.get(request.sandbox_id, request.generation), request)
+        self._uses.note(request.sandbox_id)
+        self._tokens.require_generation(request.sandbox_id, request.generation)
+        return observed
 
     # -- snapshots
 

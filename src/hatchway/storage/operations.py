@@ -51,7 +51,9 @@ def list_page(
     limit: int,
 ) -> list[OperationRow]:
     """The project's operations, newest first, from behind `before` (creation time, id)."""
-    query = select(operations).where(operations.c.project == project)
+    # What is done with members of pools is not the project's to see.
+    member = operations.c.arguments["pool"].as_string()
+    query = select(operations).where(operations.c.project == project, member.is_(None))
     if target is not None:
         query = query.where(operations.c.target == target)
     if statuses:

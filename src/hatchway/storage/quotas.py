@@ -45,7 +45,11 @@ _SESSIONS = (
         sandboxes.c.state != State.DELETED,
     )
 )
-_MADE = and_(sandboxes.c.project == bindparam("project"), sandboxes.c.created_at > bindparam("since"))
+_MADE = and_(
+    sandboxes.c.project == bindparam("project"),
+    sandboxes.c.created_at > bindparam("since"),
+    sandboxes.c.pool.is_(None),
+)
 _RATE = select(func.count()).select_from(sandboxes).where(_MADE)
 _NTH = select(sandboxes.c.created_at).where(_MADE).order_by(sandboxes.c.created_at).limit(1).offset(bindparam("nth"))
 
@@ -74,12 +78,28 @@ def admit_sandboxes(connection: Connection, project: str, shapes: Sequence[Shape
     quotas = _quotas(connection, project)
     if quotas.creates_per_minute is not None:
         _admit_rate(connection, project, quotas.creates_per_minute, len(shapes))
+    _admit_amounts(connection, project, quotas, shapes)
+
+
+def _admit_amounts(connection: Connection, project: str, quotas: Quotas, shapes: Sequence[Shape]) -> None:
     if (quotas.sandboxes, quotas.disk_mib, quotas.running_vcpus, quotas.running_memory_mib) == (None,) * 4:
         return
     held = connection.execute(_SANDBOXES, {"project": project}).mappings().one()
     _require(project, "sandboxes", quotas.sandboxes, held["sandboxes"], len(shapes), _DELETE)
     _require(project, "disk_mib", quotas.disk_mib, held["disk_mib"], sum(one.disk_mib for one in shapes), _DELETE)
     _admit_running(project, quotas, held["running_vcpus"], held["running_memory_mib"], shapes)
+
+
+def admit_members(connection: Connection, project: str, shapes: Sequence[Shape]) -> None:
+    """Room for new members of a pool: like sandboxes, but nobody has asked for one yet. Raises what `admit_sandboxes` does."""
+    _admit_amounts(connection, project, _quotas(connection, project), shapes)
+
+
+def admit_claim(connection: Connection, project: str) -> None:
+    """A member of a pool, which was counted when it was made, is asked for. Raises what `admit_sandboxes` does."""
+    quotas = _quotas(connection, project)
+    if quotas.creates_per_minute is not None:
+        _admit_rate(connection, project, quotas.creates_per_minute, 1)
 
 
 def admit_running(connection: Connection, row: SandboxRow) -> None:

@@ -28,7 +28,7 @@ def find(connection: Connection, sandbox_id: str) -> SandboxRow | None:
 def get(connection: Connection, project: str, sandbox_id: str) -> SandboxRow:
     """Raises `NotFound("unknown_sandbox")`, also for one of another project: its existence is nobody's business."""
     row = find(connection, sandbox_id)
-    if row is None or row.project != project:
+    if row is None or row.project != project or row.pool is not None:
         raise NotFound(
             "unknown_sandbox", f"There is no sandbox {sandbox_id}.", "GET /v1/sandboxes lists those that there are."
         )
@@ -64,7 +64,7 @@ def list_page(
 
     `template` matches the reference as it was given, its name without a tag, or the digest.
     """
-    query = select(sandboxes).where(sandboxes.c.project == project)
+    query = select(sandboxes).where(sandboxes.c.project == project, sandboxes.c.pool.is_(None))
     query = query.where(sandboxes.c.state.in_(states) if states else sandboxes.c.state != State.DELETED)
     if name is not None:
         query = query.where(sandboxes.c.name == name)

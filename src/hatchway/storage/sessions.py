@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, insert, select, tuple_, update
 
 from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import new_id
-from hatchway.domain.lifecycle import State, verbs_from
+from hatchway.domain.lifecycle import VERBS, State, Verb, verbs_from
 from hatchway.storage import idempotency, outbox, quotas, sandboxes
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import SandboxRow, SessionRow
@@ -42,7 +42,8 @@ def create(
     """
     idempotency.check(connection, project, key)
     sandbox = sandboxes.get_alive(connection, project, sandbox_id)
-    if sandbox.state is not State.RUNNING:
+    wakes = sandbox.auto_wake and sandbox.state in VERBS[Verb.WAKE].sources  # attaching to the session wakes it
+    if sandbox.state is not State.RUNNING and not wakes:
         ways = [str(verb) for verb in verbs_from(sandbox.state)]
         raise Conflict(
             "sandbox_not_running",

@@ -65,6 +65,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     operation: OperationRow
 
 
+POOL = "pool"
+"""Argument of an operation with a member of a pool: the pool's name."""
 _INSERT_SANDBOX = insert(table)
 _INSERT_OPERATION = insert(operations_table)
 _TAKE = (
@@ -159,8 +161,22 @@ def accept_create(
     now = time.time()
     operation = msgspec.structs.replace(_new_operation(new.project, new_id(), verb, now), arguments=arguments or {})
     sandbox = store_new(connection, new, operation, operation.target, now, desired=desired)
-    _store_accepted(connection, operation, key)
+    keep_accepted(connection, operation, key)
     return Accepted(sandbox=sandbox, operation=operation, run=True)
+
+
+def accept_member(connection: Connection, new: NewSandbox) -> Accepted:
+    """Stores a member of a pool, which its caller has room for."""
+    now = time.time()
+    operation = new_create(new.project, new_id(), now, {POOL: new.pool})
+    sandbox = store_new(connection, new, operation, operation.target, now, desired=State.PAUSED)
+    keep_accepted(connection, operation, None)
+    return Accepted(sandbox=sandbox, operation=operation, run=True)
+
+
+def new_create(project: str, target: str, now: float, arguments: dict[str, Any]) -> OperationRow:
+    """An operation that makes a sandbox; not stored yet."""
+    return msgspec.structs.replace(_new_operation(project, target, Verb.CREATE, now), arguments=arguments)
 
 
 def store_new(
@@ -174,8 +190,23 @@ def store_new(
     desired: State = State.RUNNING,
 ) -> SandboxRow:
     """Stores a sandbox in `pending`, owned by `operation`. Part of a transaction."""
+    sandbox = row_of(new, operation, sandbox_id, now, forked_from=forked_from, desired=desired)
+    connection.execute(_INSERT_SANDBOX, msgspec.structs.asdict(sandbox))
+    return sandbox
+
+
+def row_of(
+    new: NewSandbox,
+    operation: OperationRow,
+    sandbox_id: str,
+    now: float,
+    *,
+    forked_from: SandboxRow | None = None,
+    desired: State = State.RUNNING,
+) -> SandboxRow:
+    """What is stored of a sandbox that is about to be made."""
     head = new.snapshot_id if forked_from is None else forked_from.head_snapshot_id
-    sandbox = SandboxRow(
+    return SandboxRow(
         id=sandbox_id,
         project=new.project,
         name=new.name,
@@ -218,8 +249,6 @@ def store_new(
         pool=new.pool,
         pool_key=new.pool_key,
     )
-    connection.execute(_INSERT_SANDBOX, msgspec.structs.asdict(sandbox))
-    return sandbox
 
 
 def accept_verb(
@@ -253,7 +282,7 @@ def accept_verb(
         started_at=now,
         finished_at=now,
     )
-    _store_accepted(connection, operation, key)
+    keep_accepted(connection, operation, key)
     return Accepted(sandbox=row, operation=operation, run=False)
 
 
@@ -303,7 +332,7 @@ def take(
     )
     if taken is None:
         raise sandboxes.changed_meanwhile(row.id)
-    _store_accepted(connection, operation, key)
+    keep_accepted(connection, operation, key)
     return Accepted(sandbox=rows.sandbox(taken), operation=operation, run=True, preempted=preempted)
 
 
@@ -329,7 +358,7 @@ def _accept_delete(connection: Connection, row: SandboxRow, key: IdempotencyKey 
             started_at=now,
             finished_at=now,
         )
-        _store_accepted(connection, operation, key)
+        keep_accepted(connection, operation, key)
         return Accepted(sandbox=row, operation=operation, run=False)
     return take(connection, row, Verb.DELETE, key, desired=State.DELETED, preempted=preempted)
 
@@ -492,7 +521,7 @@ def observe(connection: Connection, seen: Observed, *, version: int | None = Non
     if changed is None:
         return None
     after = rows.sandbox(changed)
-    if after.state is not row.state:
+    if after.state is not row.state and row.pool is None:
         outbox.append(connection, row.project, "sandbox.state_changed", row.id, _state_event(row.state, after))
     return after
 
@@ -530,12 +559,13 @@ def _answer(operation: OperationRow) -> dict[str, Any]:
     return {"sandbox": operation.target, "operation": operation.id}
 
 
-def _store_accepted(connection: Connection, operation: OperationRow, key: IdempotencyKey | None) -> None:
+def keep_accepted(connection: Connection, operation: OperationRow, key: IdempotencyKey | None) -> None:
+    """Stores an operation that was accepted, and says so. Part of a transaction."""
     row = {**msgspec.structs.asdict(operation), "controller_id": leases.owner(connection)}
     connection.execute(_INSERT_OPERATION, row)
     kind = "operation.accepted" if operation.finished_at is None else "operation.succeeded"
     data = {"operation": operation.id, "kind": str(operation.kind), "sandbox": operation.target}
-    outbox.append(connection, operation.project, kind, operation.target, data)
+    _say(connection, operation, kind, data)
     idempotency.keep(connection, operation.project, key, _answer(operation))
 
 
@@ -569,7 +599,7 @@ def _end(
     data: dict[str, Any] = {"operation": operation.id, "kind": str(operation.kind), "sandbox": operation.target}
     if error is not None:
         data["error"] = error
-    outbox.append(connection, operation.project, f"operation.{status}", operation.target, data)
+    _say(connection, operation, f"operation.{status}", data)
     return rows.operation(row)
 
 
@@ -612,8 +642,15 @@ def _release(
     after = rows.sandbox(row)
     if after.state is not before.state:
         data = {**_state_event(before.state, after), "operation": operation.id}
-        outbox.append(connection, after.project, "sandbox.state_changed", after.id, data)
+        if POOL not in operation.arguments:
+            outbox.append(connection, after.project, "sandbox.state_changed", after.id, data)
     return Finished(sandbox=after, operation=operation)
+
+
+def _say(connection: Connection, operation: OperationRow, kind: str, data: dict[str, Any]) -> None:
+    """An event about the operation's sandbox. Of members of pools there are none: nobody knows them yet."""
+    if POOL not in operation.arguments:
+        outbox.append(connection, operation.project, kind, operation.target, data)
 
 
 def _state_event(before: State, after: SandboxRow) -> dict[str, Any]:

@@ -80,7 +80,11 @@ class ResolveTemplate(Struct, frozen=True, kw_only=True):
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True):
-    """All that a node needs to make a sandbox: `sandbox.create`."""
+    """All that a node needs to make a sandbox: `sandbox.create`.
+
+    `sandbox.prepare` makes it for a pool: warmed and paused. `sandbox.claim` gives such a one what is said here of name and
+    environment, and a fresh identity, and lets it run, all in one.
+    """
 
     sandbox_id: str
     project: str
@@ -551,6 +555,8 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "sandbox.metrics": (SandboxRef, SandboxMetrics),
     "sandbox.activity": (ActivityRequest, Activities),
     "sandbox.stay": (StayRequest, Empty),
+    "sandbox.prepare": (SandboxSpec, Observed),
+    "sandbox.claim": (SandboxSpec, Observed),
     "session.create": (SessionSpec, SessionStatus),
     "session.get": (SessionRef, SessionStatus),
     "session.list": (SandboxSessions, SessionList),
