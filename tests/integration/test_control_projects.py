@@ -128,8 +128,11 @@ async def test_a_project_with_objects_goes_by_force_only(service: Service, node:
         made = [(await create(client)).json()["sandbox"]["id"] for _ in range(2)]
         kept = await client.post(f"/v1/sandboxes/{made[0]}/snapshots", json={"kind": "full"}, headers=WAIT)
         assert kept.json()["operation"]["status"] == "succeeded"
+        await client.post(f"/v1/sandboxes/{made[1]}/stop", headers=WAIT)
+        exported = await client.post(f"/v1/sandboxes/{made[1]}/export", json={}, headers=WAIT)
+        assert exported.json()["operation"]["status"] == "succeeded"
         found = problem(await service.http.delete("/v1/projects/tenant"), 409, "project_not_empty")
-        assert found["objects"] == {"sandboxes": 2, "snapshots": 1}
+        assert found["objects"] == {"sandboxes": 2, "snapshots": 1, "exports": 1}
         assert (await client.get("/v1/sandboxes")).status_code == 200  # a refusal changed nothing
         answer = await service.http.delete("/v1/projects/tenant", params={"force": "true"})
         assert answer.status_code == 202
@@ -138,6 +141,7 @@ async def test_a_project_with_objects_goes_by_force_only(service: Service, node:
         problem(refused, 401, "key_revoked" if refused.json()["code"] == "key_revoked" else "key_unknown")
         await gone(service, "tenant")
         assert (node.boxes, node.snapshots) == ({}, {})
+        assert "export.delete" in node.calls
         problem(await client.get("/v1/sandboxes"), 401, "key_unknown")
     async with tenant(service) as client:
         for path in ("sandboxes", "operations", "snapshots"):

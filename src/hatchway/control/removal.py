@@ -11,16 +11,17 @@ from hatchway.control.engine import Engine
 from hatchway.control.nodes import Nodes, quietly
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import projects, sandboxes, snapshots, transitions
+from hatchway.storage import exports, projects, sandboxes, snapshots, transitions
 from hatchway.storage.database import Connection, Database
+from hatchway.storage.exports import ExportRow
 from hatchway.storage.rows import SnapshotRow
 from hatchway.storage.transitions import Accepted
-from hatchway.wire.node import Empty, SnapshotRef
+from hatchway.wire.node import Empty, ExportRef, SnapshotRef
 
 BATCH = 100
 """Sandboxes whose deletion is accepted in one transaction."""
 AGAIN_S: tuple[float, ...] = (0.05, 0.2, 1.0, 5.0)
-SNAPSHOT_WITHIN_S = 30.0
+SNAPSHOT_WITHIN_S = EXPORT_WITHIN_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,10 @@ class Removal:
                 self._engine.submit(one.operation, one.sandbox, one.preempted)
         for row in await self._database.write(_delete_snapshots, name):
             await quietly(self._remove(row))
+        for export in await self._database.write(_delete_exports, name):
+            link = self._nodes.find(export.node_id)
+            if link is not None:  # one that is away removes it when its time is over
+                await quietly(link.call("export.delete", ExportRef(export_id=export.id), Empty, within=EXPORT_WITHIN_S))
         return False
 
     async def _remove(self, row: SnapshotRow) -> None:
@@ -105,6 +110,10 @@ def _delete_snapshots(connection: Connection, name: str) -> list[SnapshotRow]:
     rows = snapshots.list_page(connection, name, limit=BATCH)
     # One that is being made ends with its sandbox.
     return [snapshots.begin_delete(connection, name, row.id) for row in rows if row.state != "pending"]
+
+
+def _delete_exports(connection: Connection, name: str) -> list[ExportRow]:
+    return [exports.delete(connection, name, row.id) for row in exports.list_page(connection, name, limit=BATCH)]
 
 
 _ALIVE = tuple(str(state) for state in State if state is not State.DELETED)

@@ -11,7 +11,7 @@ from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.lifecycle import State
 from hatchway.domain.quotas import Caps, Quotas
 from hatchway.storage import operations, outbox
-from hatchway.storage.tables import metadata, projects, sandboxes, snapshots
+from hatchway.storage.tables import exports, metadata, projects, sandboxes, snapshots
 from hatchway.storage.tables import operations as operations_table
 
 DEFAULT = "default"
@@ -133,6 +133,9 @@ OBJECTS: Mapping[str, Select[Any]] = {
     "snapshots": select(func.count())
     .select_from(snapshots)
     .where(snapshots.c.project == bindparam("name"), snapshots.c.state != "deleted"),
+    "exports": select(func.count())
+    .select_from(exports)
+    .where(exports.c.project == bindparam("name"), exports.c.state.in_(("pending", "ready"))),
     "operations": select(func.count())
     .select_from(operations_table)
     .where(operations_table.c.project == bindparam("name"), operations_table.c.status.in_(operations.OPEN)),

@@ -70,24 +70,27 @@ def usage(connection: Connection, project: str) -> ProjectUsage:
     )
 
 
-def admit_sandboxes(connection: Connection, project: str, shapes: Sequence[Shape]) -> None:
-    """Room for new sandboxes of these sizes, which are about to run, all of them or none.
+def admit_sandboxes(connection: Connection, project: str, shapes: Sequence[Shape], *, running: bool = True) -> None:
+    """Room for new sandboxes of these sizes, all of them or none; they are about to run, unless it is said that they are not.
 
     Raises `Forbidden("quota_exceeded")`, `Exhausted("create_rate_exceeded")`, `Conflict("project_deleting")`.
     """
     quotas = _quotas(connection, project)
     if quotas.creates_per_minute is not None:
         _admit_rate(connection, project, quotas.creates_per_minute, len(shapes))
-    _admit_amounts(connection, project, quotas, shapes)
+    _admit_amounts(connection, project, quotas, shapes, running=running)
 
 
-def _admit_amounts(connection: Connection, project: str, quotas: Quotas, shapes: Sequence[Shape]) -> None:
+def _admit_amounts(
+    connection: Connection, project: str, quotas: Quotas, shapes: Sequence[Shape], *, running: bool = True
+) -> None:
     if (quotas.sandboxes, quotas.disk_mib, quotas.running_vcpus, quotas.running_memory_mib) == (None,) * 4:
         return
     held = connection.execute(_SANDBOXES, {"project": project}).mappings().one()
     _require(project, "sandboxes", quotas.sandboxes, held["sandboxes"], len(shapes), _DELETE)
     _require(project, "disk_mib", quotas.disk_mib, held["disk_mib"], sum(one.disk_mib for one in shapes), _DELETE)
-    _admit_running(project, quotas, held["running_vcpus"], held["running_memory_mib"], shapes)
+    if running:
+        _admit_running(project, quotas, held["running_vcpus"], held["running_memory_mib"], shapes)
 
 
 def admit_members(connection: Connection, project: str, shapes: Sequence[Shape]) -> None:

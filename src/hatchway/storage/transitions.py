@@ -157,7 +157,7 @@ def accept_create(
 ) -> Accepted:
     """Stores a sandbox in `pending` and the operation that makes it. Raises `idempotency.Answered`, and what `quotas.admit_sandboxes` does."""
     idempotency.check(connection, new.project, key)
-    quotas.admit_sandboxes(connection, new.project, [new.shape])
+    quotas.admit_sandboxes(connection, new.project, [new.shape], running=desired in quotas.HELD)
     now = time.time()
     operation = msgspec.structs.replace(_new_operation(new.project, new_id(), verb, now), arguments=arguments or {})
     sandbox = store_new(connection, new, operation, operation.target, now, desired=desired)
