@@ -46,6 +46,12 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
+def test_the_first_page_leads_to_all_but_the_decisions() -> None:
+    led_to = set(re.findall(r"\]\(([\w/-]+\.md)\)", page("index.md")))
+    there = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert led_to == {name for name in there if not name.startswith("decisions/")} - {"index.md"}
+
+
 def test_decisions_are_numbered_once() -> None:
     numbers = [path.name[:4] for path in (DOCS / "decisions").iterdir()]
     assert len(numbers) == len(set(numbers))
