@@ -169,11 +169,19 @@ async def test_what_another_project_has_is_answered_like_what_never_was(tenants:
         mine = await tenants.other.get(re.sub(r"\{name\}", tenants.theirs[prefix_of(endpoint)], own))
         assert mine.status_code == 200, mine.text
     calls = len([one for one in tenants.node.calls if not one.startswith(("sandbox.list", "node."))])
-    answers = []
+    answers, paths = [], []
     for asked in (named, never(named)):
-        path = re.sub(r"\{(id|name)\}", asked, endpoint.path)
-        answers.append(await answered(tenants.other, endpoint.method, path, asked, body))
+        paths.append(re.sub(r"\{(id|name)\}", asked, endpoint.path))
+        answers.append(await answered(tenants.other, endpoint.method, paths[-1], asked, body))
     theirs, nothing = answers
+    if endpoint.method == "PUT":  # makes what it names, in the own project
+        assert theirs[0] == nothing[0] == 201
+        async with asyncio.timeout(WITHIN):
+            for path in paths:
+                await tenants.other.delete(path)
+                while (await tenants.other.get(path)).status_code != 404:
+                    await asyncio.sleep(0.02)
+        return
     assert theirs == nothing
     if theirs[0] == 200:  # a list about something: an empty one
         assert json.loads(theirs[2]) == {**json.loads(theirs[2]), "next_cursor": None}

@@ -150,6 +150,19 @@ async def test_a_project_with_objects_goes_by_force_only(service: Service, node:
     problem(await service.http.delete("/v1/projects/default"), 409, "project_is_default")
 
 
+async def test_a_project_takes_its_pools_with_it(service: Service, node: NodeDouble) -> None:
+    async with tenant(service) as client:
+        made = await client.put("/v1/pools/warm", json={"template": "seed", "size": 2})
+        assert made.status_code == 201, made.text
+        async with asyncio.timeout(WITHIN):
+            while sum(one.state == "paused" for one in node.boxes.values()) < 2:
+                await asyncio.sleep(0.02)
+        problem(await service.http.delete("/v1/projects/tenant"), 409, "project_not_empty")
+        assert (await service.http.delete("/v1/projects/tenant", params={"force": "true"})).status_code == 202
+        await gone(service, "tenant")
+        assert node.boxes == {}
+
+
 async def gone(service: Service, name: str) -> None:
     async with asyncio.timeout(WITHIN):
         while (await service.http.get(f"/v1/projects/{name}")).status_code != 404:
