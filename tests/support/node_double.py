@@ -33,6 +33,8 @@ class NodeDouble:
         self.node_id = node_id
         self.isolation = isolation
         self.attach_url = "http://127.0.0.1:7071"
+        self.store = ""
+        """The store that it shares; with one, what it suspends can be fetched by others."""
         self.boxes: dict[str, wire.Observed] = {}
         self.specs: dict[str, wire.SandboxSpec] = {}
         self.snapshots: dict[str, wire.Snapshot] = {}
@@ -137,6 +139,7 @@ class NodeDouble:
                     port_url="http://{port}-{sandbox}.localhost:7071/",
                     isolation=self.isolation,
                     vmm=self.vmm,
+                    store=self.store,
                     cpus=2,
                     memory_mib=4096,
                     disk_mib=100_000,
@@ -224,6 +227,19 @@ class NodeDouble:
                 return self.uploads[request.export_id]
             case "sandbox.import":
                 return self._import(request)
+            case "sandbox.fetch":
+                self.sequence += 1
+                self.boxes[request.sandbox_id] = wire.Observed(
+                    sandbox_id=request.sandbox_id,
+                    project=request.project,
+                    generation=request.generation,
+                    state=State.SUSPENDED,
+                    boot_id="boot",
+                    artifact=request.artifact,
+                    sequence=self.sequence,
+                )
+                self.specs[request.sandbox_id] = request
+                return self.boxes[request.sandbox_id]
             case _:
                 return self._session(method, request)
 
@@ -298,7 +314,8 @@ class NodeDouble:
             raise Conflict("wrong_state", f"The sandbox is {seen.state}.", "")
         boot_id = new_id() if verb is Verb.START else seen.boot_id
         stored = 1_000_000 if verb is Verb.SUSPEND else None
-        return self._becomes(seen, VERBS[verb].target, boot_id=boot_id, stored_bytes=stored)
+        artifact = "0" * 64 if verb is Verb.SUSPEND and self.store else None
+        return self._becomes(seen, VERBS[verb].target, boot_id=boot_id, stored_bytes=stored, artifact=artifact)
 
     def _becomes(self, seen: wire.Observed, state: State | None, **changes: Any) -> wire.Observed:
         self.sequence += 1

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from hatchway.control import archive_keys, requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
-from hatchway.control.nodes import NodeLink, quietly, unreachable
+from hatchway.control.nodes import NodeLink, node_timeout, quietly, unreachable
 from hatchway.control.sandboxes import (
     Name,
     check_caps,
@@ -154,7 +154,7 @@ async def _export_snapshot(call: Call[MakeExport], link: NodeLink, request: Expo
     try:
         made = await signed_export(link, database, request)
     except (HatchwayError, TimeoutError) as error:
-        told = error if isinstance(error, HatchwayError) else Conflict("timeout", "It took too long.", "Try again.")
+        told = error if isinstance(error, HatchwayError) else node_timeout()
         await database.write(exports.failed, request.export_id, msgspec.to_builtins(told.as_dict(), str_keys=True))
     else:
         await database.write(exports.ready, made)

@@ -6,6 +6,7 @@ every verb of a node is idempotent.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
 from hatchway.control.verbs import LOOK_WITHIN_S, carry_out
 from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State, Verb
-from hatchway.storage import operations, projects, transitions
+from hatchway.storage import operations, projects, sandboxes, transitions
 from hatchway.storage.database import Database
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.transitions import Finished
@@ -32,6 +33,8 @@ RETRY_S: tuple[float, ...] = (0.02, 0.1, 0.5, 2.0, 5.0)
 DELETE_RETRY_S: tuple[float, ...] = (0.2, 1.0, 5.0, 30.0)
 HANDOVER_S = 2.0
 """How long an operation waits here for a node that another control process may reach."""
+MOVE_AFTER_S = 5.0
+"""How long the node of a suspended sandbox is waited for before another one goes on with it."""
 WAITING = "waiting for the node"
 
 log = logging.getLogger(__name__)
@@ -246,6 +249,7 @@ class Engine:
         """One call of the node and what follows from it; raises `_Again` where nothing is decided by it."""
         operation = live.operation
         try:
+            sandbox = await self._moved(live, sandbox)
             link = await self._connected(live, sandbox, turn)
         except Unavailable as error:
             if error.code in LOST_CODES:
@@ -268,6 +272,29 @@ class Engine:
             # A delete cannot fail for good: whatever is in its way, it goes on until nothing is left.
             raise _Again(failure)
         return await self._failed(link, live, sandbox, failure)
+
+    async def _moved(self, live: Live, sandbox: SandboxRow) -> SandboxRow:
+        """A suspended sandbox whose node is away goes on elsewhere, where the store has it and another node reaches that."""
+        operation = live.operation
+        wakes = operation.kind in (Verb.RESTORE, Verb.WAKE) and sandbox.state is State.SUSPENDED
+        if not wakes or sandbox.artifact is None or self._nodes.is_connected(sandbox.node_id):
+            return sandbox
+        now = await self._database.read(sandboxes.find, sandbox.id)
+        if now is not None and now.node_id != sandbox.node_id:
+            return now  # an attempt before this one moved it
+        away = self._nodes.find(sandbox.node_id)
+        store = "" if away is None or away.info is None else away.info.store
+        with contextlib.suppress(Unavailable):
+            await self._nodes.wait(sandbox.node_id, within=MOVE_AFTER_S)
+            return sandbox
+        for link in self._nodes.ready():
+            if link.info is not None and link.info.store and store in ("", link.info.store):
+                assert link.node_id is not None
+                moved = await self._database.write(transitions.move, operation, link.node_id)
+                if moved is not None:
+                    log.info("%s goes on at the node %s", sandbox.id, link.node_id)
+                    return moved
+        return sandbox
 
     async def _connected(self, live: Live, sandbox: SandboxRow, turn: _Turn) -> NodeLink:
         """The sandbox's node, and a turn to call it; waits for it until the operation's bound, a delete for as long as it takes."""

@@ -306,11 +306,13 @@ class Reconciler:
                     changes.append((seen, row.version))
             if changes:
                 await self._database.write(_take_over, changes)
-            await self._warn(link.node_id, stored, listed)
+            await self._warn(link, stored, listed)
             return listing.sequence
 
-    async def _warn(self, node_id: str, stored: dict[str, SandboxRow], listed: dict[str, Observed]) -> None:
+    async def _warn(self, link: NodeLink, stored: dict[str, SandboxRow], listed: dict[str, Observed]) -> None:
         """Tells of machines that are none of ours. They are left alone: an empty or old database is no reason to kill."""
+        node_id = link.node_id
+        assert node_id is not None
         foreign = {
             name for name, seen in listed.items() if name in stored and seen.generation > stored[name].generation
         }
@@ -320,7 +322,13 @@ class Reconciler:
             mark = (node_id, name, seen.generation)
             if (name in stored and name not in foreign) or mark in self._warned or len(self._warned) >= MAX_REMEMBERED:
                 continue
-            if await self._database.read(sandboxes.find, name) is not None and name not in foreign:
+            row = await self._database.read(sandboxes.find, name)
+            if row is not None and row.node_id != node_id and row.generation > seen.generation:
+                # It went on at another node while this one was away.
+                ref = SandboxRef(sandbox_id=name, generation=seen.generation)
+                await quietly(link.call("sandbox.delete", ref, Observed, within=DELETE_WITHIN_S))
+                continue
+            if row is not None and name not in foreign:
                 continue  # it was made while the node was asked
             self._warned.add(mark)
             why = "a newer generation than the database's" if name in foreign else "unknown to the database"

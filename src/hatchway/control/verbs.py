@@ -4,7 +4,7 @@ Every one returns the transaction that ends the operation; a transaction of its 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from hatchway.wire.node import (
     ExportMade,
     ExportRequest,
     ExportSeal,
+    FetchRequest,
     ForkAnswer,
     ForkRequest,
     ImportRequest,
@@ -82,7 +83,23 @@ async def carry_out(link: NodeLink, database: Database, operation: OperationRow,
         return await _create(link, operation, sandbox)
     seen = await _plain(link, operation.kind, sandbox)
     _require(operation, sandbox, seen)
-    return lambda connection, started_at: transitions.succeed(connection, operation, seen, started_at)
+    begun = await _begun(link, sandbox) if sandbox.artifact is not None and sandbox.generation > 1 else ()
+    return _with_sessions(operation, sandbox, seen, begun)
+
+
+def _with_sessions(
+    operation: OperationRow, sandbox: SandboxRow, seen: Observed, begun: Sequence[BranchedSession]
+) -> Ending:
+    """Ends an operation after which a sandbox has sessions that its node gave it."""
+
+    def ending(connection: Connection, started_at: float) -> Finished | None:
+        finished = transitions.succeed(connection, operation, seen, started_at)
+        if finished is not None:
+            for one in begun:
+                sessions.branched(connection, sandbox.project, one)
+        return finished
+
+    return ending
 
 
 async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
@@ -141,8 +158,14 @@ async def _plain(link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
     if verb is Verb.WAKE:
         verb = {State.PAUSED: Verb.RESUME, State.SUSPENDED: Verb.RESTORE}.get(sandbox.state, Verb.START)
     try:
-        return await link.call(f"sandbox.{verb}", ref, Observed, within=VERB_WITHIN_S)
+        within = COPY_WITHIN_S if verb in (Verb.SUSPEND, Verb.RESTORE) else VERB_WITHIN_S
+        return await link.call(f"sandbox.{verb}", ref, Observed, within=within)
     except NotFound:
+        if verb is Verb.RESTORE and sandbox.artifact is not None:
+            # It was another node's: what that one kept is in the store that they share.
+            wanted = FetchRequest(**msgspec.structs.asdict(spec_of(sandbox)), artifact=sandbox.artifact)
+            await link.call("sandbox.fetch", wanted, Observed, within=COPY_WITHIN_S)
+            return await link.call("sandbox.restore", ref, Observed, within=COPY_WITHIN_S)
         if verb is not Verb.DELETE:
             raise
         # The node never made it, or has forgotten it after an earlier attempt: nothing is left to delete.
@@ -225,16 +248,7 @@ async def _import(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) 
     )
     seen = await link.call("sandbox.import", request, Observed, within=COPY_WITHIN_S)
     _require(operation, sandbox, seen)
-    begun = await _begun(link, sandbox)
-
-    def ending(connection: Connection, started_at: float) -> Finished | None:
-        finished = transitions.succeed(connection, operation, seen, started_at)
-        if finished is not None:
-            for one in begun:
-                sessions.branched(connection, sandbox.project, one)
-        return finished
-
-    return ending
+    return _with_sessions(operation, sandbox, seen, await _begun(link, sandbox))
 
 
 async def _rollback(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hatchway.node.artifacts.keeper import Keeper
 from hatchway.node.capacity import Capacity
 from hatchway.node.events import Events
 from hatchway.node.images.bake import Baker
@@ -33,6 +34,8 @@ class Context:
     """What is given up on a full disk so that records of what happened can be written."""
     drop: Callable[[str], None]
     """Forgets a sandbox that is deleted."""
+    keeper: Keeper | None = None
+    """Where suspended sandboxes are kept beside this node, so that others can go on with them; None: nowhere."""
     starts: Starts = field(default_factory=Starts)
     host_warnings: tuple[str, ...] = ()
     """What the launcher found lacking on this host."""

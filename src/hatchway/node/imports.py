@@ -22,6 +22,7 @@ from hatchway.domain.lifecycle import SnapshotKind, State
 from hatchway.node import record as records
 from hatchway.node.artifacts import archive, packing
 from hatchway.node.artifacts.archive import Archive
+from hatchway.node.artifacts.keeper import Kept, owner_of
 from hatchway.node.artifacts.refusals import invalid
 from hatchway.node.artifacts.spool import Spool
 from hatchway.node.capacity import Holding
@@ -32,8 +33,8 @@ from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.sessions.seam import Standing
 from hatchway.node.vmm import captures
 from hatchway.node.vmm import disk as disks
-from hatchway.wire.node import Configure, ImportRequest, Observed, UploadDescription
-from hatchway.wire.small_files import sync_folder
+from hatchway.wire.node import Configure, FetchRequest, ImportRequest, Observed, SandboxSpec, UploadDescription
+from hatchway.wire.small_files import replace_file, sync_folder
 
 IMPORTS = ".imports"
 """Below the sandboxes' folder: what is being made of uploads."""
@@ -62,6 +63,9 @@ class Imports:
 
     def clear(self) -> None:
         """Removes what was not finished; called once at the start, before any sandbox is looked for."""
+        for half in (self._context.root / IMPORTS).glob(f"*/{SUSPENDED}"):
+            if self._context.keeper is not None:
+                self._context.keeper.forget(half)
         shutil.rmtree(self._context.root / IMPORTS, ignore_errors=True)
 
     async def describe(self, upload_id: str, project: str) -> UploadDescription:
@@ -81,6 +85,61 @@ class Imports:
             task.add_done_callback(lambda done: self._forget(request.sandbox_id, done))
         return await asyncio.shield(task)
 
+    async def fetch(self, request: FetchRequest) -> Observed:
+        """Takes over what another node suspended, from the store; asked again it answers as before. Raises `HatchwayError`; nothing is left then."""
+        known = self._known(request)
+        if known is not None:
+            return known.observed()
+        task = self._running.get(request.sandbox_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._fetch(request), name=f"fetch {request.sandbox_id}")
+            self._running[request.sandbox_id] = task
+            task.add_done_callback(lambda done: self._forget(request.sandbox_id, done))
+        return await asyncio.shield(task)
+
+    async def _fetch(self, request: FetchRequest) -> Observed:
+        context, work = self._context, self._context.root / IMPORTS / request.sandbox_id
+        keeper = context.keeper
+        if keeper is None or not is_id(request.sandbox_id):
+            raise NotFound(
+                "unknown_sandbox", "This node has no store to fetch it from.", "Configure the same store for all."
+            )
+        try:
+            context.capacity.check_import(
+                request.shape, True, context.driver.overhead_mib(request.shape), self._sandboxes.holdings()
+            )
+            release = context.images.resolve_digest(request.template_digest)
+            await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
+            owner = owner_of(request.sandbox_id, request.generation)
+            kept = await keeper.fetch(request.artifact, owner, work, SUSPENDED)
+            lowest = disks.own(release.part("upper"), context.root.parent / "disks")
+            record = await asyncio.to_thread(self._finish_fetched, request, kept, work, lowest)
+            await context.sessions.branch(request.sandbox_id, request.project, _standing(bytes(kept.sessions)))
+            folder = context.root / request.sandbox_id
+            os.rename(work, folder)
+            sync_folder(context.root)
+        except BaseException as error:
+            await context.sessions.sandbox_deleted(request.sandbox_id)
+            await asyncio.to_thread(keeper.forget, work / SUSPENDED)
+            await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
+            if isinstance(error, Exception):
+                raise explained(error) from error
+            raise
+        return self._sandboxes.adopt_imported(folder, record).observed()
+
+    def _finish_fetched(self, request: FetchRequest, kept: Kept, work: Path, lowest: Path) -> records.Record:
+        if any(layer.name == disks.LOWEST for layer in kept.disk):
+            disks.link_or_copy(lowest, work / disks.LOWEST)
+        replace_file(work / disks.RECORD, msgspec.json.encode(kept.disk))
+        record = new_record(request, self._context.host_boot_id)
+        record.state = str(State.SUSPENDED)
+        record.isolation = self._context.driver.isolation
+        record.boot_id = kept.boot_id or UNKNOWN_BOOT
+        record.stored_bytes = captures.size_of(work / SUSPENDED)[0]
+        record.artifact = request.artifact
+        records.write(work, record)
+        return record
+
     async def abandon(self, sandbox_id: str) -> None:
         """Ends an import that a deletion has overtaken; nothing is left of it."""
         task = self._running.get(sandbox_id)
@@ -93,7 +152,7 @@ class Imports:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("%s: it was not imported: %s", sandbox_id, error)
 
-    def _known(self, request: ImportRequest) -> Sandbox | None:
+    def _known(self, request: SandboxSpec) -> Sandbox | None:
         try:
             return self._sandboxes.get(request.sandbox_id, request.generation)
         except NotFound:

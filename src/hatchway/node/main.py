@@ -21,6 +21,7 @@ from hatchway.domain.shapes import Shape
 from hatchway.domain.vmm_policy import VmmPolicy
 from hatchway.node import scrape
 from hatchway.node.activity import Uses
+from hatchway.node.artifacts.keeper import Keeper
 from hatchway.node.artifacts.spool import Spool
 from hatchway.node.capacity import Capacity
 from hatchway.node.context import Context
@@ -80,6 +81,8 @@ class NodeConfig:
     vmm: VmmPolicy = vmm_policy.DEFAULT
     metrics: MetricsAccess = field(default_factory=MetricsAccess)
     """Who may read /metrics."""
+    store: str | None = None
+    """URL of the store that suspended sandboxes are kept in beside this node."""
     tls: TlsConfig | None = None
 
 
@@ -142,6 +145,7 @@ async def _run(
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
         host_warnings=hello.warnings,
         network=network,
+        keeper=None if config.store is None else Keeper(config.store, config.folder / "releases"),
     )
     sandboxes = Sandboxes(context, Snapshots(config.folder / "snapshots"))
     exports = Exports(context, sandboxes.snapshots, Spool(config.folder / "exports"))
@@ -184,6 +188,8 @@ async def _run(
     dataplane = DataPlaneServer(app, [data], tls=data_tls)
     await dataplane.start()
     sweeping = loop.create_task(sessions.run_sweeper())
+    if context.keeper is not None:
+        context.keeper.start()
     clearing = [loop.create_task(spool.run_sweeper()) for spool in (exports.spool, imports.uploads)]
     turning = loop.create_task(turn(alive))
     holding = loop.create_task(_keep_ballast(context.ballast))
@@ -203,6 +209,8 @@ async def _run(
     await context.baker.close()
     await sessions.close()
     await sandboxes.release()
+    if context.keeper is not None:
+        await context.keeper.close()
 
 
 def _load_archives(exports: Exports, imports: Imports) -> None:

@@ -41,6 +41,8 @@ class Record(msgspec.Struct, kw_only=True):
     boot_id: str | None = None
     stored_bytes: int | None = None
     """What a suspended sandbox keeps for its memory, in octets on this disk."""
+    artifact: str | None = None
+    """By which digest a suspended sandbox is fetched from the store that nodes share."""
     host_boot_id: str = ""
     pooled: bool = False
     """It is a member of a pool: nobody has claimed it yet."""

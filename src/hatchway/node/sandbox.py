@@ -115,6 +115,7 @@ class Sandbox:
             boot_id=record.boot_id,
             phases_ms=self.phases,
             stored_bytes=record.stored_bytes,
+            artifact=record.artifact,
             sequence=self._sequence,
         )
 
@@ -259,8 +260,9 @@ class Sandbox:
                 await vm.stop(grace_s)
         self.context.sessions.sandbox_lost(self.record.sandbox_id, reason or "The sandbox was stopped.")
         await self.clear_vm()
-        self.record.stored_bytes = None
+        self.record.stored_bytes = self.record.artifact = None
         self.ended_as(State.STOPPED, cause, reason)
+        await asyncio.to_thread(self.forget_kept)
         await asyncio.to_thread(shutil.rmtree, self.folder / SUSPENDED, ignore_errors=True)
 
     async def _ask_to_shut_down(self, grace_s: float) -> None:
@@ -293,6 +295,7 @@ class Sandbox:
         self.context.sessions.sandbox_lost(self.record.sandbox_id, "The sandbox was deleted.")
         await self.clear_vm(wholly=True)
         await self.context.sessions.sandbox_deleted(self.record.sandbox_id)
+        await asyncio.to_thread(self.forget_kept)
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
         self._forget_late()
         self.record.state, self.record.cause, self.record.reason = State.DELETED, None, ""
@@ -463,6 +466,14 @@ class Sandbox:
                 if error.errno not in FULL or state == "creating" or not self.context.ballast.give():
                     raise
         self.record.state = state
+
+    def forget_kept(self) -> None:
+        """What the store of the nodes has of its memory is needed no more. Blocks."""
+        if self.context.keeper is not None:
+            try:
+                self.context.keeper.forget(self.folder / SUSPENDED)
+            except OSError as error:
+                log.warning("%s: the store keeps what was suspended: %s", self.record.sandbox_id, error)
 
     def chore(self, work: Coroutine[object, object, None]) -> None:
         """Has something done that nobody waits for; a failure is logged."""

@@ -25,6 +25,7 @@ from hatchway.node.imports import Imports
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.waking import Waker
 from hatchway.wire import node as wire
+from hatchway.wire.fault_points import reached
 from hatchway.wire.rpc import Connection, Handler
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class NodeService:
             "upload.describe": self._upload_describe,
             "upload.delete": self._upload_delete,
             "sandbox.import": self._import,
+            "sandbox.fetch": self._fetch,
             "sandbox.delete": self._delete,
             "sandbox.get": self._get,
             "sandbox.list": self._list,
@@ -144,6 +146,7 @@ class NodeService:
             cpus=capacity.max_vcpus(),
             memory_mib=capacity.total_memory_mib(),
             disk_mib=shutil.disk_usage(self._context.root).total // 2**20,
+            store="" if self._context.keeper is None else self._context.keeper.store_id,
             warnings=self._sandboxes.warnings(),
         )
 
@@ -199,6 +202,11 @@ class NodeService:
 
     async def _import(self, _: Connection, request: wire.ImportRequest) -> wire.Observed:
         observed = await self._imports.take_in(request)
+        self._tokens.require_generation(request.sandbox_id, request.generation)
+        return observed
+
+    async def _fetch(self, _: Connection, request: wire.FetchRequest) -> wire.Observed:
+        observed = await self._imports.fetch(request)
         self._tokens.require_generation(request.sandbox_id, request.generation)
         return observed
 
@@ -331,7 +339,9 @@ def _decoding(
     async def handle(connection: Connection, params: msgspec.Raw) -> object:
         began = time.perf_counter()
         with metrics.timed(metrics.VERBS, name):
+            reached("asked", name)
             result = await method(connection, decoder.decode(params))
+            reached("done", name)
         if told:
             log.info("%s", name, extra={"ms": round((time.perf_counter() - began) * 1e3, 1)})
         return result

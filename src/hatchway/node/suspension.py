@@ -11,8 +11,11 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
+
 from hatchway.domain.errors import Conflict
 from hatchway.domain.lifecycle import Cause, State, Verb
+from hatchway.node.artifacts.keeper import owner_of
 from hatchway.node.creation import bring_up
 from hatchway.node.greeting import RESTORE_WITHIN_S, Greeting
 from hatchway.node.guest.seam import GuestError, LinkLost
@@ -47,8 +50,8 @@ async def restore(sandbox: Sandbox) -> Observed:
 
 async def drop(sandbox: Sandbox) -> None:
     """Removes what a suspended sandbox kept of its memory."""
-    await asyncio.to_thread(_remove, sandbox.folder)
-    sandbox.record.stored_bytes = None
+    await asyncio.to_thread(_remove, sandbox)
+    sandbox.record.stored_bytes = sandbox.record.artifact = None
 
 
 async def _suspend(sandbox: Sandbox) -> None:
@@ -67,12 +70,15 @@ async def _suspend(sandbox: Sandbox) -> None:
         await asyncio.to_thread(shutil.rmtree, new, ignore_errors=True)
         sealing = await sandbox.context.driver.capture(vm, new, disk=not frozen)
         phases.done("capture")
-        record.stored_bytes = await asyncio.to_thread(_keep, sandbox.folder, new, sealing)
+        record.stored_bytes = await asyncio.to_thread(_keep, sandbox, new, sealing)
         phases.done("store")
+        record.artifact = await _keep_elsewhere(sandbox)
+        phases.done("upload")
         sandbox.check_alive(vm)
         sandbox.write(str(State.SUSPENDED))  # from here on the machine is not needed any more
     except BaseException:
-        record.stored_bytes = None
+        record.stored_bytes = record.artifact = None
+        await asyncio.to_thread(_remove, sandbox)
         await asyncio.shield(_go_back(sandbox, vm, before))
         raise
     record.cause, record.reason = None, ""
@@ -81,6 +87,16 @@ async def _suspend(sandbox: Sandbox) -> None:
     sandbox.phases = phases.ms
     sandbox.publish()
     sandbox.clear_behind()  # a machine that stands still changes nothing any more
+
+
+async def _keep_elsewhere(sandbox: Sandbox) -> str | None:
+    """Where nodes share a store, it is suspended only when all of it is there. Raises `Unavailable("store_unavailable")`."""
+    keeper, record = sandbox.context.keeper, sandbox.record
+    if keeper is None:
+        return None
+    standing = msgspec.json.encode(sandbox.context.sessions.standing(record.sandbox_id))
+    owner = owner_of(record.sandbox_id, record.generation)
+    return await keeper.keep(owner, sandbox.folder, SUSPENDED, record.boot_id or "", standing)
 
 
 async def _freeze(sandbox: Sandbox, vm: Vm) -> bool:
@@ -114,8 +130,9 @@ async def _go_back(sandbox: Sandbox, vm: Vm, before: State) -> None:
         await settle(sandbox, vm)
 
 
-def _keep(folder: Path, new: Path, sealing: Sealing) -> int:
+def _keep(sandbox: Sandbox, new: Path, sealing: Sealing) -> int:
     """Makes the capture whole and durable, in its place; returns what it takes, in octets."""
+    folder = sandbox.folder
     sealing()
     disk = disks.load(folder)
     if disk is not None:
@@ -124,14 +141,16 @@ def _keep(folder: Path, new: Path, sealing: Sealing) -> int:
             os.fsync(fd)
         finally:
             os.close(fd)
-    _remove(folder)
+    _remove(sandbox)
     os.rename(new, folder / SUSPENDED)
     sync_folder(folder)
     return captures.size_of(folder / SUSPENDED)[0]
 
 
-def _remove(folder: Path) -> None:
+def _remove(sandbox: Sandbox) -> None:
     """Out of sight in one step, so that a half-removed one is never taken for whole."""
+    folder = sandbox.folder
+    sandbox.forget_kept()
     gone = folder / f"{SUSPENDED}.old"
     shutil.rmtree(gone, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -155,11 +174,11 @@ async def _restore(sandbox: Sandbox) -> None:
         if isinstance(error, SnapshotMismatch):
             raise memory_lost(str(error)) from error
         raise
-    record.stored_bytes = None
+    record.stored_bytes = record.artifact = None
     sandbox.phases = phases.ms
     sandbox.publish()
     # In its own time: what is not removed now is in nobody's way.
-    sandbox.chore(asyncio.to_thread(_remove, sandbox.folder))
+    sandbox.chore(asyncio.to_thread(_remove, sandbox))
 
 
 async def _bring_back(sandbox: Sandbox, folder: Path, greeting: Greeting, phases: Phases) -> None:

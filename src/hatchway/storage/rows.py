@@ -42,6 +42,7 @@ class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
     head_snapshot_id: str | None
     """The snapshot that its present state goes back to: the parent of the next one."""
     stored_bytes: int | None
+    artifact: str | None
     """What a suspended sandbox takes on its node's disk for its memory, in octets."""
     created_at: float
     updated_at: float

@@ -96,6 +96,7 @@ _RELEASE = (
         isolation=bindparam("new_isolation"),
         boot_id=bindparam("new_boot_id"),
         stored_bytes=bindparam("new_stored_bytes"),
+        artifact=bindparam("new_artifact"),
         cause=bindparam("new_cause"),
         reason=bindparam("new_reason"),
         updated_at=bindparam("now"),
@@ -235,6 +236,7 @@ def row_of(
         snapshot_id=new.snapshot_id,
         head_snapshot_id=head,
         stored_bytes=None,
+        artifact=None,
         created_at=now,
         updated_at=now,
         deleted_at=None,
@@ -438,6 +440,36 @@ def fail(
     return _release(connection, ended, state, seen, cause, reason, failed=True)
 
 
+def move(connection: Connection, operation: OperationRow, node_id: str) -> SandboxRow | None:
+    """A suspended sandbox is another node's from now on, under a new generation; None when the operation does not own it any more.
+
+    Its sessions stay behind: what runs in it goes on under sessions that the other node gives it.
+    """
+    row = (
+        connection.execute(
+            update(table)
+            .where(
+                table.c.id == operation.target, table.c.operation_id == operation.id, table.c.state == State.SUSPENDED
+            )
+            .values(
+                node_id=node_id,
+                generation=table.c.generation + 1,
+                version=table.c.version + 1,
+                observed_sequence=0,
+                updated_at=time.time(),
+            )
+            .returning(table)
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if row is None:
+        return None
+    after = rows.sandbox(row)
+    outbox.append(connection, after.project, "sandbox.moved", after.id, {"node": node_id, "operation": operation.id})
+    return after
+
+
 def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
     """Ends an operation that nothing has been done of yet. Raises `Conflict("not_cancellable")` for one that has begun or ended."""
     operation = operations.get(connection, project, operation_id)
@@ -507,6 +539,7 @@ def observe(connection: Connection, seen: Observed, *, version: int | None = Non
                 isolation=seen.isolation,
                 boot_id=seen.boot_id or row.boot_id,
                 stored_bytes=seen.stored_bytes,
+                artifact=seen.artifact,
                 cause=cause,
                 reason=seen.reason,
                 updated_at=now,
@@ -627,6 +660,7 @@ def _release(
                 "new_isolation": before.isolation if seen is None else seen.isolation,
                 "new_boot_id": before.boot_id if seen is None else seen.boot_id or before.boot_id,
                 "new_stored_bytes": before.stored_bytes if seen is None else seen.stored_bytes,
+                "new_artifact": before.artifact if seen is None else seen.artifact,
                 "new_cause": cause,
                 "new_reason": reason,
                 "now": now,

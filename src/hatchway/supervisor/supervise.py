@@ -238,6 +238,7 @@ class Supervisor:
                 limits=settings.limits,
                 port_domains=settings.port_domains,
                 vmm=settings.vmm,
+                store=settings.archives.store,
                 metrics=self._metrics,
             )
             run(config, control=sock, data=data, ready=ready, alive=ready, data_tls=self._data_tls)

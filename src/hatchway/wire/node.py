@@ -38,6 +38,8 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     disk_mib: int
     """Size of the data folder's file system: a larger sandbox disk can never be held."""
     warnings: tuple[str, ...] = ()
+    store: str = ""
+    """Which store it shares with others; empty: none."""
 
 
 class TokenKey(Struct, frozen=True, kw_only=True):
@@ -132,6 +134,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     """How long the phases of the last verb took."""
     stored_bytes: int | None = None
     """What a suspended sandbox takes on the node's disk for its memory, in octets; None in other states."""
+    artifact: str | None = None
+    """By which digest another node fetches a suspended sandbox from the store that they share; None where there is none."""
     sequence: int = 0
     """Grows with every change on this node."""
 
@@ -513,6 +517,15 @@ class ImportRequest(SandboxSpec, frozen=True, kw_only=True):
     memory: bool = True
 
 
+class FetchRequest(SandboxSpec, frozen=True, kw_only=True):
+    """`sandbox.fetch`: takes over a sandbox that another node suspended, from the store; it is `suspended` here then.
+
+    `generation` is a new one: the other node has nothing to say of it any more.
+    """
+
+    artifact: str
+
+
 class Subscribe(Struct, frozen=True, kw_only=True):
     """`events.subscribe`: from then on this connection gets every `Event` after `sequence`."""
 
@@ -571,6 +584,7 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "upload.describe": (ExportRef, UploadDescription),
     "upload.delete": (ExportRef, Empty),
     "sandbox.import": (ImportRequest, Observed),
+    "sandbox.fetch": (FetchRequest, Observed),
     "events.subscribe": (Subscribe, Empty),
 }
 """Method name → (request, answer)."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -56,7 +57,7 @@ def connect(url: str) -> Backend:
 
 
 class Folder:
-    """A folder of this host, or of a file system that hosts share."""
+    """A folder of this host, or of a file system that hosts share. Who may read and write what is in it may do so with it all: it has the folder's permissions."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -93,11 +94,12 @@ class Folder:
 
     def _put(self, key: str, octets: bytes) -> None:
         path = self._folder / key
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = self._make(path.parent)
         temporary = path.with_name(f".{path.name}.{new_id()}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             try:
+                os.fchmod(fd, mode & 0o666)
                 rest = memoryview(octets)
                 while rest:
                     rest = rest[os.write(fd, rest) :]
@@ -109,6 +111,17 @@ class Folder:
             temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+    def _make(self, folder: Path) -> int:
+        """Makes a folder below the store's, with its permissions; returns them."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = stat.S_IMODE(self._folder.stat().st_mode)
+        for one in reversed([folder, *folder.parents]):
+            if one.is_relative_to(self._folder) and one != self._folder:
+                with contextlib.suppress(FileExistsError):
+                    one.mkdir(mode=0o700)
+                    one.chmod(mode)
+        return mode
 
     def _get(self, key: str) -> bytes | None:
         try:

@@ -59,22 +59,34 @@ class Store:
         self._backend = backend
         self._turns = asyncio.Semaphore(AT_ONCE)
 
-    async def put(self, path: Path, owner: str, progress: Progress | None = None) -> Blob:
-        """Stores a file for `owner`; all of it has landed when this returns. Raises `store_unavailable`, `OSError`."""
-        size = (await asyncio.to_thread(path.stat)).st_size
-        count = -(-size // PIECE)
-        done = 0
+    def describe(self, path: Path) -> Blob:
+        """What a file will be in the store. Blocks: reads all of it. Raises `OSError`."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            size = os.fstat(fd).st_size
+            return Blob(size=size, pieces=tuple(_digest_at(fd, at, PIECE) for at in range(0, size, PIECE)))
+        finally:
+            os.close(fd)
 
-        async def one(number: int) -> str:
+    async def put(self, path: Path, owner: str, progress: Progress | None = None, *, known: Blob | None = None) -> Blob:
+        """Stores a file, of which `known` may be what it is, for `owner`; all of it has landed when this returns.
+
+        Raises `store_unavailable`, `artifact_damaged` for a file that is not `known` any more, `OSError`.
+        """
+        blob = await asyncio.to_thread(self.describe, path) if known is None else known
+        count, done = len(blob.pieces), 0
+
+        async def one(number: int, digest: str) -> None:
             nonlocal done
             async with self._turns:
-                digest = await self._put_piece(path, number, owner)
+                if digest != ZERO:
+                    await self._ensure(digest, lambda: _packed_piece(path, number, digest), owner)
             done += 1
             if progress is not None:
                 progress(done / count)
-            return digest
 
-        return Blob(size=size, pieces=tuple(await _all(one(number) for number in range(count))))
+        await _all(one(number, digest) for number, digest in enumerate(blob.pieces))
+        return blob
 
     async def put_octets(self, octets: bytes, owner: str) -> str:
         """Stores octets of at most one piece for `owner`; returns their digest."""
@@ -149,14 +161,6 @@ class Store:
 
         await _all(one(digest) for digest in set(digests) - {ZERO})
 
-    async def _put_piece(self, path: Path, number: int, owner: str) -> str:
-        octets = await asyncio.to_thread(_read_piece, path, number)
-        if octets is None:
-            return ZERO
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(octets).hexdigest())
-        await self._ensure(digest, lambda: _compressed(octets), owner)
-        return digest
-
     async def _ensure(self, digest: str, packed: Callable[[], bytes], owner: str) -> None:
         await self._refer(digest, owner)
         if not await self._backend.exists(f"pieces/{digest}"):
@@ -183,12 +187,15 @@ async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
         raise
 
 
-def _read_piece(path: Path, number: int) -> bytes | None:
+def _packed_piece(path: Path, number: int, digest: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return _read_at(fd, number * PIECE, PIECE)
+        octets = _read_at(fd, number * PIECE, PIECE) or b""
     finally:
         os.close(fd)
+    if hashlib.sha256(octets).hexdigest() != digest:
+        raise damaged(f"{path.name} was changed while it was stored")
+    return _compressed(octets)
 
 
 def _read_at(fd: int, offset: int, length: int) -> bytes | None:
