@@ -39,6 +39,7 @@ class PostgresServer:
         self._owner = os.getpid()
         self._user = _unprivileged()
         _give(self.folder, self._user)
+        self.folder.chmod(0o711)  # other users reach the socket
         data = self.folder / "data"
         _run(["cp", "-a", str(_initialised(self._user)), str(data)], self._user)
 
