@@ -23,13 +23,6 @@ def http(service: Service) -> Iterator[httpx.Client]:
         yield client
 
 
-def create(http: httpx.Client, **settings: Any) -> str:
-    answer = http.post("/v1/sandboxes", json={"template": "seed:latest", "memory_mib": 256, **settings})
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["sandbox"]["state"] == "running", answer.text
-    return str(answer.json()["sandbox"]["id"])
-
-
 def show(http: httpx.Client, sandbox: Sandbox) -> dict[str, Any]:
     found: dict[str, Any] = http.get(f"/v1/sandboxes/{sandbox.id}").json()["sandbox"]
     return found
@@ -45,10 +38,9 @@ def until(http: httpx.Client, sandbox: Sandbox, state: str) -> dict[str, Any]:
 
 def expire(http: httpx.Client, sandbox: Sandbox) -> None:
     """Its time is over in a second; what it gets when it comes back is a long one again."""
-    path = f"/v1/sandboxes/{sandbox.id}"
-    assert http.patch(path, json={"timeout_s": 1, "shorten": True}).status_code == 200
+    sandbox.update(timeout_s=1, shorten=True)
     until(http, sandbox, "suspended")
-    assert http.patch(path, json={"timeout_s": LONG}).status_code == 200
+    sandbox.update(timeout_s=LONG)
 
 
 COUNTER = """
@@ -62,8 +54,10 @@ while True:
 
 
 def test_five_rounds_of_timeout_and_waking_by_traffic(service: Service, http: httpx.Client) -> None:
-    sandbox_id = create(http, timeout_s=LONG, auto_wake=True, metadata={"k": "v"})
-    with service.client() as hatchway, hatchway.sandboxes.get(sandbox_id) as sandbox:
+    with (
+        service.client() as hatchway,
+        hatchway.sandboxes.create(memory_mib=256, timeout_s=LONG, auto_wake=True, metadata={"k": "v"}) as sandbox,
+    ):
         counter = sandbox.start(["python3", "-c", COUNTER])
         stream, numbers, pending = iter(counter), [], ""
         sandbox.run("head -c 100000 /dev/urandom > /dev/shm/value")
@@ -91,21 +85,22 @@ def test_five_rounds_of_timeout_and_waking_by_traffic(service: Service, http: ht
                     if numbers and numbers[-1] > last + 20:
                         break
         assert numbers == list(range(1, len(numbers) + 1))
+        assert (sandbox.extend(2 * LONG).expires_at or 0) > time.time() + LONG
         counter.kill()
 
 
 def test_an_idle_one_goes_to_sleep_and_input_wakes_it_and_without_auto_wake_nothing_does(
     service: Service, http: httpx.Client
 ) -> None:
-    sandbox_id = create(http, idle_timeout_s=2, on_timeout="pause", auto_wake=True)
-    with service.client() as hatchway, hatchway.sandboxes.get(sandbox_id) as sandbox:
+    settings: dict[str, Any] = {"idle_timeout_s": 2, "on_timeout": "pause", "auto_wake": True}
+    with service.client() as hatchway, hatchway.sandboxes.create(memory_mib=256, **settings) as sandbox:
         # A client that is attached uses it: as long as this runs it is not idle.
         assert sandbox.run("sleep 4; echo slept").stdout == "slept\n"
         until(http, sandbox, "paused")
         assert sandbox.run("echo woken").stdout == "woken\n"
         until(http, sandbox, "paused")
         session = http.post(f"/v1/sandboxes/{sandbox.id}/sessions", json={"command": "true"}).json()["session"]
-        http.patch(f"/v1/sandboxes/{sandbox.id}", json={"auto_wake": False})
+        sandbox.update(auto_wake=False)
         refused = httpx.post(session["attach_url"], headers={"authorization": f"Bearer {session['token']}"}, timeout=60)
         assert (refused.status_code, refused.json()["code"]) == (409, "sandbox_not_running")
         assert show(http, sandbox)["state"] == "paused"

@@ -42,7 +42,7 @@ METHODS = {
     "Hatchway": "close events",
     "Sandboxes": "create delete get list metrics",
     "Sandbox": (
-        "delete files fork forward id metrics pause port_link port_url refresh restore resume rollback run sessions snapshot"
+        "delete extend files fork forward id metrics pause port_link port_url refresh restore resume rollback run sessions snapshot"
         " snapshots start start_vm state stop suspend terminal token update wake"
     ),
     "Sessions": "get",

@@ -219,8 +219,15 @@ def sandbox_metrics(sandbox_id: str) -> Flow[SandboxMetrics]:
 
 
 def update_sandbox(sandbox_id: str, body: Mapping[str, object]) -> Flow[SandboxInfo]:
-    """Changes name or metadata."""
+    """Changes name, metadata or lifetime."""
     reply = yield from exchange(Request("PATCH", f"/v1/sandboxes/{segment(sandbox_id)}", json=body))
+    return either(reply.body, "sandbox", SandboxInfo)
+
+
+def extend_sandbox(sandbox_id: str, seconds: float) -> Flow[SandboxInfo]:
+    """Puts a deadline off."""
+    body = {"timeout_s": seconds}
+    reply = yield from exchange(Request("POST", f"/v1/sandboxes/{segment(sandbox_id)}/extend", json=body))
     return either(reply.body, "sandbox", SandboxInfo)
 
 

@@ -57,6 +57,17 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     """The snapshot that its present state goes back to."""
     stored_bytes: int | None = None
     """What a suspended sandbox keeps of its memory, in octets on its node's disk."""
+    timeout_s: float | None = None
+    """How long it runs at a time; None for no bound."""
+    idle_timeout_s: float | None = None
+    on_timeout: str = "suspend"
+    """What is done when its time is over: `suspend pause stop delete`."""
+    auto_wake: bool = False
+    """Whether traffic wakes it."""
+    expires_at: float | None = None
+    """When its time is over, in Unix seconds, while it runs."""
+    left_s: float | None = None
+    """What is left of its time while it does not run."""
     created_at: float | None = None
     updated_at: float | None = None
     deleted_at: float | None = None

@@ -95,12 +95,20 @@ class Sandboxes:
         memory_mib: int | None = None,
         disk_mib: int | None = None,
         require_isolation: str | None = None,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+        on_timeout: str | None = None,
+        auto_wake: bool | None = None,
+        snapshots: Mapping[str, object] | None = None,
+        pool: str | None = None,
         wait: bool = True,
         timeout: float = 120.0,
     ) -> "Sandbox":
         """Makes a sandbox from a template (`seed:latest` unless one is given) or a snapshot and, with `wait`, returns when it runs.
 
-        `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. Raises `OperationFailed`
+        `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. `timeout_s` bounds how long it runs at
+        a time, `idle_timeout_s` how long nobody uses it; `on_timeout` is what is done then (`suspend pause stop delete`), and with
+        `auto_wake` traffic wakes it again. `pool` is `auto`, `never` or a pool's name. Raises `OperationFailed`
         when it cannot be made (the sandbox is then `failed` and stays for you to look at or delete: `sandbox_id` of the
         error), and `WaitTimeout` after `timeout` seconds.
         """
@@ -115,6 +123,12 @@ class Sandboxes:
             memory_mib=memory_mib,
             disk_mib=disk_mib,
             require_isolation=require_isolation,
+            timeout_s=timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            on_timeout=on_timeout,
+            auto_wake=auto_wake,
+            snapshots=snapshots,
+            pool=pool,
         )
         info, operation = self._driver.run(calls.create_sandbox(body, wait=wait, timeout_s=timeout))
         return Sandbox(self._driver, info, operation)
@@ -170,11 +184,37 @@ class Sandbox:
         return self._driver.run(calls.sandbox_metrics(self.id))
 
     def update(
-        self, *, name: str | UnsetType | None = UNSET, metadata: Mapping[str, str] | UnsetType = UNSET
+        self,
+        *,
+        name: str | UnsetType | None = UNSET,
+        metadata: Mapping[str, str] | UnsetType = UNSET,
+        timeout_s: float | UnsetType | None = UNSET,
+        idle_timeout_s: float | UnsetType | None = UNSET,
+        on_timeout: str | UnsetType = UNSET,
+        auto_wake: bool | UnsetType = UNSET,
+        snapshots: Mapping[str, object] | UnsetType | None = UNSET,
+        shorten: bool | UnsetType = UNSET,
     ) -> SandboxInfo:
-        """Changes the name (None takes it away) or replaces the metadata; what is not given stays as it is."""
-        body = calls.given(name=name, metadata=metadata)
+        """Changes the name (None takes it away), replaces the metadata, or changes its lifetime; what is not given stays as it is.
+
+        `timeout_s` counts from now; a deadline that would come earlier by it raises `Conflict` (`would_shorten`) without `shorten`.
+        """
+        body = calls.given(
+            name=name,
+            metadata=metadata,
+            timeout_s=timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            on_timeout=on_timeout,
+            auto_wake=auto_wake,
+            snapshots=snapshots,
+            shorten=shorten,
+        )
         self.info = self._driver.run(calls.update_sandbox(self.id, body))
+        return self.info
+
+    def extend(self, seconds: float) -> SandboxInfo:
+        """Lets it run for at least so many seconds from now; never shortens its deadline, and gives none to one that has none."""
+        self.info = self._driver.run(calls.extend_sandbox(self.id, seconds))
         return self.info
 
     def pause(self, *, wait: bool = True, timeout: float = 60.0) -> Operation:

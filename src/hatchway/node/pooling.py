@@ -12,6 +12,7 @@ import time
 from hatchway.domain.errors import Conflict
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.node import pausing
+from hatchway.node import record as records
 from hatchway.node.greeting import RESTORE_WITHIN_S
 from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost, Proc, ProcessState, Spawn
 from hatchway.node.phases import Phases
@@ -50,14 +51,19 @@ async def claim(sandbox: Sandbox, spec: SandboxSpec) -> Observed:
 
 async def _claim(sandbox: Sandbox, spec: SandboxSpec) -> None:
     record = sandbox.record
-    if not record.pooled:
-        if record.state == State.RUNNING:
-            return
+    env = {"HATCHWAY_SANDBOX_ID": spec.sandbox_id, **spec.env}
+    begun = not record.pooled and (record.hostname, record.env) == (spec.hostname, env)
+    if begun and record.state == State.RUNNING:
+        return
+    if not record.pooled and not begun:
         raise Conflict("wrong_state", f"The sandbox is {record.state} and no member of a pool.", "Create a new one.")
-    if record.state not in (State.RUNNING, State.PAUSED):
+    if record.state != State.RUNNING:  # a member whose pause was not reached runs
         sandbox.require(Verb.RESUME)
     phases, vm = Phases(), sandbox.require_vm()
-    env = {"HATCHWAY_SANDBOX_ID": spec.sandbox_id, **spec.env}
+    record.hostname, record.env, record.pooled = spec.hostname, env, False
+    sandbox.write(record.state, durable=False)
+    # It is made durable while the machine is brought to go on: the disk takes longer.
+    saving = asyncio.ensure_future(asyncio.to_thread(records.flush, sandbox.folder))
     try:
         await vm.resume()
         phases.done("resume")
@@ -70,12 +76,14 @@ async def _claim(sandbox: Sandbox, spec: SandboxSpec) -> None:
             env=env,
         )
         phases.done("identity")
+        await saving
         sandbox.check_alive(vm)
     except (VmmError, LinkLost, GuestError, OSError, TimeoutError):
+        await asyncio.gather(saving, return_exceptions=True)
         await pausing.pause_again(sandbox, vm)
         raise
-    record.hostname, record.env, record.pooled = spec.hostname, env, False
-    sandbox.save(State.RUNNING)
+    sandbox.write(str(State.RUNNING), durable=False)
+    sandbox.publish()
     phases.done("record")
     sandbox.phases = phases.ms
 

@@ -5,6 +5,7 @@ instant finds out on its next start what it was about to do.
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import msgspec
 from hatchway.domain.ids import is_id
 from hatchway.domain.lifecycle import State
 from hatchway.domain.shapes import Shape
-from hatchway.wire.small_files import replace_file
+from hatchway.wire.small_files import replace_file, sync_folder
 
 FILE = "record.json"
 
@@ -60,6 +61,16 @@ def write(folder: Path, record: Record, *, durable: bool = True) -> None:
 def read(folder: Path) -> Record:
     """Reads the record of a folder. Raises `OSError`, `msgspec.DecodeError`."""
     return msgspec.json.decode((folder / FILE).read_bytes(), type=Record)
+
+
+def flush(folder: Path) -> None:
+    """Makes durable what was written of the record. Raises `OSError`."""
+    fd = os.open(folder / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_folder(folder)
 
 
 def read_all(root: Path) -> Iterator[tuple[Path, Record | None]]:
