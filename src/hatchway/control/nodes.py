@@ -21,6 +21,7 @@ import msgspec
 from hatchway.control import metrics
 from hatchway.control.config import NodeAddress, UnixNode
 from hatchway.domain.errors import HatchwayError, Unavailable
+from hatchway.wire.fault_points import reached
 from hatchway.wire.node import METHODS, Configure, Empty, Event, NodeInfo
 from hatchway.wire.paths import address
 from hatchway.wire.rpc import Connection
@@ -77,7 +78,10 @@ class NodeLink:
         assert METHODS[method][1] is result
         began, outcome = time.perf_counter(), "ok"
         try:
-            return await connection.call(method, params, result, within=within)
+            reached("call", method)
+            answer = await connection.call(method, params, result, within=within)
+            reached("answered", method)
+            return answer
         except BaseException as error:
             outcome = type(error).__name__  # the code of an error is what a node says; a label must not be
             raise

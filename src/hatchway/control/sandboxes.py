@@ -191,11 +191,12 @@ async def create(call: Call[CreateSandbox]) -> Response:
         _from_snapshot(call, body.snapshot) if body.snapshot is not UNSET else _from_template(call, str(body.template))
     )
     new = msgspec.structs.replace(new, lifetime=lifetime, schedule=schedule)
+    accept = transitions.accept_create if new.snapshot_id is None else snapshots.accept_create
     try:
         claimed = await _claimed(call, new)
         if claimed is not None:
             return await proceed(call, claimed)
-        accepted = await call.plane.database.write(transitions.accept_create, new, call.idempotency)
+        accepted = await call.plane.database.write(accept, new, call.idempotency)
     except Answered as earlier:
         return await repeat(call, earlier)
     return await proceed(call, accepted)

@@ -101,7 +101,7 @@ async def get(call: Call[NoBody]) -> Response:
 
 async def delete(call: Call[NoBody]) -> Response:
     """Deletes a snapshot; where its node is away, as soon as it is back."""
-    row = await call.plane.database.write(snapshots.begin_delete, call.project, _id(call))
+    row = await call.plane.database.write(snapshots.begin_delete_unused, call.project, _id(call))
     if row.state == "deleting":
         await quietly(remove(call, row))
         row = await call.plane.database.read(snapshots.get, call.project, row.id)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import time
 
 from hatchway.domain.errors import HatchwayError
@@ -9,7 +10,9 @@ from hatchway.domain.lifecycle import Cause, State
 from hatchway.node.faults import explained
 from hatchway.node.greeting import BOOT_WITHIN_S, meet
 from hatchway.node.guest.seam import GuestError, LinkLost
-from hatchway.node.sandbox import IN_HAND, Sandbox
+from hatchway.node.sandbox import IN_HAND, SUSPENDED, Sandbox
+from hatchway.node.vmm import captures
+from hatchway.node.vmm import disk as disks
 from hatchway.node.vmm.seam import Vm, VmInfo, VmmDied, VmmError, VmmTimeout, WrongGeneration
 
 ADOPT_WITHIN_S = 60.0
@@ -27,12 +30,27 @@ async def adopt(sandbox: Sandbox, vm_is_known: bool) -> None:
 
 
 async def _adopt(sandbox: Sandbox, vm_is_known: bool) -> None:
+    await _find_out(sandbox, vm_is_known)
+    await asyncio.to_thread(_clear_leftovers, sandbox)
+
+
+def _clear_leftovers(sandbox: Sandbox) -> None:
+    """Removes what a node left that died between a record and what followed from it: half a capture, or a memory that is not needed any more."""
+    left = [*sandbox.folder.glob(f"{SUSPENDED}.*")]
+    if sandbox.record.state != State.SUSPENDED:
+        sandbox.forget_kept()
+        left.append(sandbox.folder / SUSPENDED)
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+async def _find_out(sandbox: Sandbox, vm_is_known: bool) -> None:
     record = sandbox.record
     if record.host_boot_id != sandbox.context.host_boot_id:
         if record.state in (State.RUNNING, State.PAUSED, "stopping", "starting"):
             sandbox.ended_as(State.STOPPED, Cause.HOST_REBOOT, "The host was restarted.")
         elif record.state == "restoring":
-            sandbox.ended_as(State.SUSPENDED, None, "")
+            await _not_restored(sandbox)
         elif record.state == "rolling_back":
             sandbox.ended_as(State.FAILED, Cause.OPERATION_FAILED, _HALF_ROLLED_BACK)
         elif record.state == "creating":
@@ -54,10 +72,18 @@ async def _adopt(sandbox: Sandbox, vm_is_known: bool) -> None:
             sandbox.ended_as(State.STOPPED, None, "The node was restarted while the sandbox was being started.")
         elif record.state == "rolling_back":
             sandbox.ended_as(State.FAILED, Cause.OPERATION_FAILED, _HALF_ROLLED_BACK)
-        elif record.state == "restoring":  # nothing was written to its disk before the record said `running`
-            sandbox.ended_as(State.SUSPENDED, None, "")
+        elif record.state == "restoring":
+            await _not_restored(sandbox)
         elif record.state == "stopping":
             sandbox.ended_as(State.STOPPED, Cause(record.cause) if record.cause else None, record.reason)
+
+
+async def _not_restored(sandbox: Sandbox) -> None:
+    """Suspended as before. A frozen guest wrote nothing to its disk before the record said `running`; of another there is a copy."""
+    suspended = sandbox.folder / SUSPENDED
+    if (suspended / disks.RECORD).exists():
+        await asyncio.to_thread(captures.copy_disk, suspended, sandbox.folder, durable=True)
+    sandbox.ended_as(State.SUSPENDED, None, "")
 
 
 async def _adopt_vm(sandbox: Sandbox, vm_is_known: bool) -> None:

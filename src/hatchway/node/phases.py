@@ -3,6 +3,7 @@
 import time
 
 from hatchway.node import metrics
+from hatchway.wire.fault_points import reached
 
 
 class Phases:
@@ -18,3 +19,4 @@ class Phases:
         metrics.PHASES.labels(name).observe(now - self._last)
         self.ms[name] = round((now - self._last) * 1e3, 2)
         self._last = now
+        reached("phase", name)

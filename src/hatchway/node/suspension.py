@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.errors import Conflict
+from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State, Verb
 from hatchway.node.artifacts.keeper import owner_of
 from hatchway.node.creation import bring_up
@@ -60,13 +61,13 @@ async def _suspend(sandbox: Sandbox) -> None:
         return
     sandbox.require(Verb.SUSPEND)
     vm, before, phases = sandbox.require_vm(), State(record.state), Phases()
-    frozen = await _freeze(sandbox, vm)
-    phases.done("freeze")
+    new = sandbox.folder / f"{SUSPENDED}.new"
     try:
+        frozen = await _freeze(sandbox, vm)
+        phases.done("freeze")
         await vm.pause()
         if sandbox.link is not None:
             sandbox.link.paused(True)
-        new = sandbox.folder / f"{SUSPENDED}.new"
         await asyncio.to_thread(shutil.rmtree, new, ignore_errors=True)
         sealing = await sandbox.context.driver.capture(vm, new, disk=not frozen)
         phases.done("capture")
@@ -78,8 +79,9 @@ async def _suspend(sandbox: Sandbox) -> None:
         sandbox.write(str(State.SUSPENDED))  # from here on the machine is not needed any more
     except BaseException:
         record.stored_bytes = record.artifact = None
-        await asyncio.to_thread(_remove, sandbox)
         await asyncio.shield(_go_back(sandbox, vm, before))
+        await asyncio.to_thread(shutil.rmtree, new, ignore_errors=True)
+        await asyncio.to_thread(_remove, sandbox)
         raise
     record.cause, record.reason = None, ""
     sandbox.unwatch()
@@ -148,14 +150,16 @@ def _keep(sandbox: Sandbox, new: Path, sealing: Sealing) -> int:
 
 
 def _remove(sandbox: Sandbox) -> None:
-    """Out of sight in one step, so that a half-removed one is never taken for whole."""
-    folder = sandbox.folder
+    shutil.rmtree(_out_of_sight(sandbox), ignore_errors=True)
+
+
+def _out_of_sight(sandbox: Sandbox) -> Path:
+    """In one step, so that a half-removed one is never taken for whole; returns what is to be removed. Raises `OSError`."""
     sandbox.forget_kept()
-    gone = folder / f"{SUSPENDED}.old"
-    shutil.rmtree(gone, ignore_errors=True)
+    gone = sandbox.folder / f"{SUSPENDED}.{new_id()}"
     with contextlib.suppress(FileNotFoundError):
-        os.rename(folder / SUSPENDED, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+        os.rename(sandbox.folder / SUSPENDED, gone)
+    return gone
 
 
 async def _restore(sandbox: Sandbox) -> None:
@@ -177,8 +181,12 @@ async def _restore(sandbox: Sandbox) -> None:
     record.stored_bytes = record.artifact = None
     sandbox.phases = phases.ms
     sandbox.publish()
-    # In its own time: what is not removed now is in nobody's way.
-    sandbox.chore(asyncio.to_thread(_remove, sandbox))
+    try:
+        gone = _out_of_sight(sandbox)  # before another verb begins: the next suspension has the same place
+    except OSError as error:
+        log.warning("%s: what it kept while it was suspended stays: %s", record.sandbox_id, error)
+    else:
+        sandbox.chore(asyncio.to_thread(shutil.rmtree, gone, ignore_errors=True))  # in its own time
 
 
 async def _bring_back(sandbox: Sandbox, folder: Path, greeting: Greeting, phases: Phases) -> None:

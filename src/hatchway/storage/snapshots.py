@@ -19,7 +19,7 @@ from hatchway.storage.rows import OperationRow, SnapshotRow
 from hatchway.storage.tables import operations as operations_table
 from hatchway.storage.tables import sandboxes as sandboxes_table
 from hatchway.storage.tables import snapshots
-from hatchway.storage.transitions import Accepted, Finished
+from hatchway.storage.transitions import Accepted, Finished, NewSandbox
 from hatchway.wire.node import Observed, SnapshotMade
 
 _ONE = select(snapshots).where(snapshots.c.id == bindparam("id"))
@@ -200,7 +200,7 @@ def rolled_back(connection: Connection, operation: OperationRow, seen: Observed,
 
 
 def begin_delete(connection: Connection, project: str, snapshot_id: str) -> SnapshotRow:
-    """Stores that a snapshot is not wanted any more. Raises `NotFound`, `Conflict("snapshot_not_ready")` while it is being made or used."""
+    """Stores that a snapshot is not wanted any more. Raises `NotFound`, `Conflict("snapshot_not_ready")` while it is being made."""
     row = get(connection, project, snapshot_id)
     if row.state in ("deleting", "deleted"):
         return row
@@ -213,6 +213,26 @@ def begin_delete(connection: Connection, project: str, snapshot_id: str) -> Snap
             operation=row.operation_id,
         )
     return _move(connection, row, "deleting")
+
+
+def begin_delete_unused(connection: Connection, project: str, snapshot_id: str) -> SnapshotRow:
+    """Like `begin_delete`; raises `Conflict("snapshot_in_use")` where an operation in hand would lose what it needs."""
+    get(connection, project, snapshot_id)
+    if in_use(connection, [snapshot_id]):
+        raise Conflict(
+            "snapshot_in_use",
+            f"An operation in hand uses the snapshot {snapshot_id}.",
+            "Wait for the rollback, or the creation, to end; then delete it.",
+        )
+    return begin_delete(connection, project, snapshot_id)
+
+
+def accept_create(connection: Connection, new: NewSandbox, key: IdempotencyKey | None) -> Accepted:
+    """Like `transitions.accept_create`, of a sandbox that is made from a snapshot: it must still be there. Raises as `get_ready`, too."""
+    assert new.snapshot_id is not None
+    idempotency.check(connection, new.project, key)
+    get_ready(connection, new.project, new.snapshot_id)
+    return transitions.accept_create(connection, new, key)
 
 
 def deleted(connection: Connection, snapshot_id: str) -> SnapshotRow | None:
@@ -242,7 +262,9 @@ def in_use(connection: Connection, snapshot_ids: list[str]) -> set[str]:
     for _, arguments in connection.execute(query):
         used.add(str(arguments.get("snapshot")))
     making = select(sandboxes_table.c.snapshot_id).where(
-        sandboxes_table.c.snapshot_id.in_(snapshot_ids), sandboxes_table.c.boot_id.is_(None)
+        sandboxes_table.c.snapshot_id.in_(snapshot_ids),
+        sandboxes_table.c.boot_id.is_(None),
+        sandboxes_table.c.operation_id.is_not(None),
     )
     used |= {str(one) for one in connection.execute(making).scalars()}
     return wanted & used

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from hatchway.storage import dialect, migrate
 from hatchway.storage.database import BALLAST, Database, P, T, full, too_many
 from hatchway.wire.ballast import Ballast
+from hatchway.wire.fault_points import reached
 
 MAX_TOGETHER = 64
 """Transactions that share one commit, when that many wait."""
@@ -61,7 +62,9 @@ class SqliteDatabase(Database):
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_waiting(), name="database writes")
         with self._timed("write"):
-            return await future
+            result = await future
+            reached("written", getattr(body, "__qualname__", "?"))
+            return result
 
     @property
     def waiting(self) -> int:

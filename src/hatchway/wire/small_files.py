@@ -4,6 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from hatchway.wire.fault_points import reached
+
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
     """Replaces what is at `path` at once. Raises `OSError` (ENOSPC among them), leaving the former content.
@@ -16,6 +18,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool
     try:
         try:
             os.fchmod(fd, mode)
+            reached("file", path.name)
             rest = memoryview(content)
             while rest:  # a disk that becomes full takes a part first
                 rest = rest[os.write(fd, rest) :]
@@ -28,6 +31,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+    reached("replaced", path.name)
     if durable:
         sync_folder(path.parent)
 

@@ -23,6 +23,7 @@ from hatchway.node.vmm import disk as disks
 from hatchway.node.vmm import manifest
 from hatchway.node.vmm.manifest import Manifest
 from hatchway.node.vmm.seam import SnapshotMismatch, VmmError
+from hatchway.wire.fault_points import reached
 from hatchway.wire.small_files import replace_file
 
 BASE = "memory-base"
@@ -52,6 +53,7 @@ def keep_base(folder: Path, memory: Path) -> None:
 def create(folder: Path, name: str) -> int:
     """Opens a new file of a capture for writing. The caller closes it. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
+    reached("create", name)
     # Write-only: QEMU takes a descriptor for a file only with exactly the access that it asks for.
     return os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 

@@ -24,6 +24,7 @@ import msgspec
 
 from hatchway.node.vmm import qcow2
 from hatchway.node.vmm.seam import VmmError
+from hatchway.wire.fault_points import reached
 from hatchway.wire.small_files import replace_file, sync_folder
 
 TOP = "upper.qcow2"
@@ -212,6 +213,7 @@ def copy_sparse(source: Path, target: Path, *, durable: bool = True) -> None:
     with source.open("rb") as reader, target.open("xb") as writer:
         size = os.fstat(reader.fileno()).st_size
         os.ftruncate(writer.fileno(), size)
+        reached("copy", target.name)
         offset = 0
         while offset < size:
             try:

@@ -1,0 +1,200 @@
+"""Every verb, at every point that its processes pass, with each process killed there once; and with a disk that is full or broken.
+
+The points are those that the verb was seen to pass (`hatchway.wire.fault_points`), so that a new phase is tested as soon as there is one.
+"""
+
+import asyncio
+import errno
+import os
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from tests.support.played_world import ROLES, PlayedWorld
+
+from hatchway.chaos.acts import Acts
+from hatchway.chaos.api import Api
+from hatchway.chaos.model import Box, Divergence
+from hatchway.domain.lifecycle import SnapshotKind, State, Verb
+
+WHOLE = bool(os.environ.get("HATCHWAY_TEST_CHAOS_WHOLE"))
+"""Every process at every point; without it those that have nothing to do with a point take turns in being killed there."""
+BEHIND = re.compile(
+    r"(call|answered|asked|done)\.(node\.|sandbox\.(list|get|activity)|session\.|events\.|template\.)|launcher(-did)?\.hello"
+    r"|written\..*(sweep|note_|_take_over|_write_|purge|flush|lease|beat|_signer|ensure|_void|Lifetimes|deleted)"
+)
+"""What happens by itself, beside every verb."""
+OWNERS = {
+    "written": "control",
+    "call": "control",
+    "answered": "control",
+    "launcher": "launcher",
+    "launcher-did": "launcher",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A verb to be done, from a state."""
+
+    before: Callable[[Acts, Box], Awaitable[None]]
+    act: Callable[[Acts, Box], Awaitable[None]]
+    at_least: tuple[str, ...]
+    """Points that it is known to pass."""
+
+
+def _to(*verbs: Verb) -> Callable[[Acts, Box], Awaitable[None]]:
+    async def bring(acts: Acts, box: Box) -> None:
+        for verb in verbs:
+            await acts.do(box, verb)
+
+    return bring
+
+
+def _do(verb: Verb) -> Callable[[Acts, Box], Awaitable[None]]:
+    async def act(acts: Acts, box: Box) -> None:
+        await acts.do(box, verb)
+
+    return act
+
+
+def _keep(kind: SnapshotKind) -> Callable[[Acts, Box], Awaitable[None]]:
+    return lambda acts, box: acts.keep(box, kind)
+
+
+def _with_snapshot(kind: SnapshotKind) -> Callable[[Acts, Box], Awaitable[None]]:
+    async def bring(acts: Acts, box: Box) -> None:
+        if not any(kept.sandbox_id == box.id and kept.kind is kind for kept in acts.model.kept.values()):
+            await acts.keep(box, kind)
+            await acts.write(box)
+
+    return bring
+
+
+async def _roll_back(acts: Acts, box: Box) -> None:
+    await acts.roll_back(next(kept for kept in acts.model.kept.values() if kept.sandbox_id == box.id))
+
+
+async def _create(acts: Acts, box: Box) -> None:
+    await acts.create()
+
+
+async def _revive(acts: Acts, box: Box) -> None:
+    await acts.create(next(iter(acts.model.kept.values())))
+
+
+async def _forget(acts: Acts, box: Box) -> None:
+    await acts.forget(next(iter(acts.model.kept.values())))
+
+
+CASES = {
+    "create": Case(_to(), _create, ("file.record.json", "phase.ready", "vm.launched", "launcher.spawned")),
+    "pause": Case(_to(), _do(Verb.PAUSE), ("vm-did.pause",)),
+    "resume": Case(_to(Verb.PAUSE), _do(Verb.RESUME), ("vm-did.resume",)),
+    "suspend": Case(_to(), _do(Verb.SUSPEND), ("phase.freeze", "phase.capture", "phase.store", "file.capture.json")),
+    "suspend of a paused one": Case(_to(Verb.PAUSE), _do(Verb.SUSPEND), ("phase.freeze", "phase.store")),
+    "restore": Case(_to(Verb.SUSPEND), _do(Verb.RESTORE), ("phase.load", "phase.ready")),
+    "stop": Case(_to(), _do(Verb.STOP), ("launcher-did.forget_vm",)),
+    "stop of a suspended one": Case(_to(Verb.SUSPEND), _do(Verb.STOP), ("replaced.record.json",)),
+    "start": Case(_to(Verb.STOP), _do(Verb.START), ("phase.start", "phase.ready")),
+    "fork": Case(_to(), lambda acts, box: acts.fork(box, 2), ("copy..memory-merged", "copy..upper.qcow2.new")),
+    "fork of a suspended one": Case(_to(Verb.SUSPEND), lambda acts, box: acts.fork(box), ("phase.load",)),
+    "full snapshot": Case(_to(), _keep(SnapshotKind.FULL), ("file.snapshot.json", "create.memory.diff")),
+    "disk snapshot": Case(_to(), _keep(SnapshotKind.DISK), ("agent.freeze", "copy..upper.qcow2.new")),
+    "rollback to a full one": Case(_with_snapshot(SnapshotKind.FULL), _roll_back, ("phase.verify", "phase.load")),
+    "rollback to a disk one": Case(_with_snapshot(SnapshotKind.DISK), _roll_back, ("phase.verify", "phase.disk")),
+    "create from a full one": Case(_with_snapshot(SnapshotKind.FULL), _revive, ("phase.load",)),
+    "create from a disk one": Case(_with_snapshot(SnapshotKind.DISK), _revive, ("phase.start",)),
+    "delete of a snapshot": Case(_with_snapshot(SnapshotKind.FULL), _forget, ("done.snapshot.delete",)),
+    "delete": Case(_to(), _do(Verb.DELETE), ("launcher-did.forget_vm",)),
+}
+
+
+class Trials:
+    """One verb again and again, each time on a sandbox that is in the state for it."""
+
+    def __init__(self, world: PlayedWorld, api: Api, case: Case) -> None:
+        self.world = world
+        self.case = case
+        self.acts = Acts(api, world, tolerant=True)
+
+    async def ready(self) -> Box:
+        """A sandbox in the state that the verb begins with; whatever else there was is deleted."""
+        acts = self.acts
+        for other in list(acts.model.boxes.values())[1:]:
+            await acts.do(other, Verb.DELETE)
+        box = next(iter(acts.model.boxes.values()), None) or await acts.create()
+        assert box is not None
+        for old in [kept for kept in acts.model.kept.values() if kept.sandbox_id != box.id]:
+            await acts.forget(old)
+        if box.state is State.FAILED:
+            await acts.do(box, Verb.START)
+        await acts.do(box, Verb.WAKE)
+        await acts.write(box)
+        await self.case.before(acts, box)
+        return box
+
+    async def points(self) -> list[str]:
+        """The points that the verb passes when nothing goes wrong, in their order."""
+        box = await self.ready()
+        trace = self.world.faults / "trace"
+        trace.touch()
+        try:
+            await self.case.act(self.acts, box)
+            found = trace.read_text().split("\n")
+        finally:
+            trace.unlink()
+        await self.acts.compare()
+        return [point for point in dict.fromkeys(found) if point and not BEHIND.match(point)]
+
+    async def once(self, point: str, what: str) -> bool:
+        """The verb with a fault at a point; afterwards everything is compared. Tells whether the point was passed."""
+        box = await self.ready()
+        self.acts.note(f"-- {what} at {point}")
+        self.world.arm(point, what)
+        try:
+            await self.case.act(self.acts, box)
+            await self.acts.compare()
+        except Divergence as error:
+            told = "\n  ".join(list(self.acts.history)[-12:])
+            raise Divergence(f"{what} at {point}: {error}\n  {told}") from error
+        return not self.world.disarm()
+
+
+def _victims(point: str, number: int) -> list[str]:
+    owner = OWNERS.get(point.partition(".")[0], "node")
+    if WHOLE:
+        return list(ROLES)
+    others = [role for role in ROLES if role != owner]
+    return [owner, others[number % 2]] if number % 3 == 0 else [owner]
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_every_process_may_die_at_every_point(world: PlayedWorld, api: Api, name: str) -> None:
+    trials = Trials(world, api, CASES[name])
+    points = await trials.points()
+    assert set(CASES[name].at_least) <= set(points), points
+    missed: list[str] = []
+    for number, point in enumerate(points):
+        for victim in _victims(point, number):
+            pid = world.pid(victim)
+            if not await trials.once(point, f"kill {pid}"):
+                missed.append(point)
+            async with asyncio.timeout(60):
+                while world.pid(victim) == pid and point not in missed:
+                    await asyncio.sleep(0.01)
+    assert len(missed) <= len(points) // 4, f"not passed again: {missed}"
+    await trials.acts.end()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("pause", "resume")])
+async def test_a_disk_that_is_full_or_broken_loses_nothing(world: PlayedWorld, api: Api, name: str) -> None:
+    trials = Trials(world, api, CASES[name])
+    points = [point for point in await trials.points() if point.partition(".")[0] in ("file", "copy", "create")]
+    assert points
+    for point in points:
+        for number in (errno.ENOSPC, errno.EIO):
+            assert await trials.once(point, f"errno {number}"), point
+    assert world.restarts == 0
+    await trials.acts.end()
