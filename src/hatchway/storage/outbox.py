@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select
+import msgspec
+from sqlalchemy import Connection, bindparam, func, insert, select, text
 
 from hatchway.storage.rows import EventRow
 from hatchway.storage.tables import events
@@ -15,6 +16,11 @@ HELD = "outbox"
 """Where a connection keeps the events of its transaction that are written at its end, together; without it they are written at once."""
 
 _INSERT = insert(events)
+_WRITE = text(
+    "INSERT INTO events (project, kind, subject, data, created_at)"
+    " SELECT one->>'project', one->>'kind', one->>'subject', one->'data', (one->>'created_at')::double precision"
+    " FROM json_array_elements(CAST(:rows AS json)) WITH ORDINALITY AS held(one, place) ORDER BY place"
+)
 _AFTER = (
     select(events)
     .where(events.c.sequence > bindparam("after"), events.c.project.in_(bindparam("projects", expanding=True)))
@@ -37,8 +43,8 @@ def append(connection: Connection, project: str, kind: str, subject: str, data: 
 
 
 def write(connection: Connection, held: list[dict[str, Any]]) -> None:
-    """Writes what was held, in its order."""
-    connection.execute(_INSERT, held)
+    """Writes what was held, in its order, in one statement. On PostgreSQL."""
+    connection.execute(_WRITE, {"rows": msgspec.json.encode(held).decode()})
 
 
 def after_any(connection: Connection, sequence: int, limit: int) -> list[EventRow]:

@@ -5,6 +5,7 @@ Writers are SERIALIZABLE: a transaction has the effect that it would have had al
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -50,6 +51,7 @@ class Server:
     def __init__(self, url: URL, *, controller: str | None, writers: int, readers: int) -> None:
         self.url = url
         self._controller = controller
+        self._turn = threading.Lock()
         self._writing = _engine(url, writers, "SERIALIZABLE", read_only=False)
         self._reading = _engine(url, readers, "REPEATABLE READ", read_only=True)
 
@@ -73,12 +75,16 @@ class Server:
     def write(self, body: Callable[[Connection], T]) -> T:
         """One transaction, durable on return; run again where it met others, and where the server went away before its end.
 
-        A transaction of which the end was not heard is looked up before anything is done again.
+        A transaction of which the end was not heard is looked up before anything is done again. Those that met others are run again one
+        at a time: together they would only meet again.
         """
         tries = _Tries()
         while True:
             try:
-                return self._write_once(body)
+                if not tries.have_met:
+                    return self._write_once(body)
+                with self._turn:
+                    return self._write_once(body)
             except _EndUnknown as unknown:
                 tries.lost(self._translated(unknown.error))
                 if unknown.number is not None and self._was_committed(unknown.number, tries):
@@ -191,10 +197,12 @@ class _Tries:
         self._began = time.monotonic()
         self._number = 0
         self._unique = 0
+        self.have_met = False
 
     def met(self, error: HatchwayError) -> None:
         """It met others: a short pause, of random length so that they do not meet again."""
-        self._pause(error, MEET_WITHIN_S, random.uniform(0.0, 0.002 * 2 ** min(self._number, 7)))
+        self.have_met = True
+        self._pause(error, MEET_WITHIN_S, random.uniform(0.0, 0.0005 * 2 ** min(self._number, 9)))
 
     def lost(self, error: HatchwayError) -> None:
         """The server is away."""
