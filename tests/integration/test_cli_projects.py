@@ -71,8 +71,10 @@ async def test_a_key_is_rotated_by_the_command_line(service: Service) -> None:
 async def test_projects_and_tokens_by_the_sdk(service: Service) -> None:
     def blocking() -> None:
         with Hatchway(service.url, service.key) as hatchway:
-            made = hatchway.projects.create("tenant", quotas={"sandboxes": 1}, caps={"memory_mib": 1024})
-            assert (made.quotas, made.caps) == ({"sandboxes": 1}, {"memory_mib": 1024})
+            made = hatchway.projects.create(
+                "tenant", quotas={"sandboxes": 1}, caps={"memory_mib": 1024, "timeout_s": 60.5}
+            )
+            assert (made.quotas, made.caps) == ({"sandboxes": 1}, {"memory_mib": 1024, "timeout_s": 60.5})
             with pytest.raises(Conflict, match="project_exists"):
                 hatchway.projects.create("tenant")
             key = hatchway.keys.create("k", project="tenant")

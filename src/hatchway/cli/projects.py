@@ -8,6 +8,8 @@ from .front import Front
 from .shared import with_front
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hatchway.client import Project
 
 QUOTAS = (
@@ -19,7 +21,7 @@ QUOTAS = (
     "sessions",
     "creates_per_minute",
 )
-CAPS = ("vcpus", "memory_mib", "disk_mib")
+CAPS = ("vcpus", "memory_mib", "disk_mib", "timeout_s", "suspended_s", "snapshot_s")
 
 Name = Annotated[str, typer.Argument(metavar="PROJECT", help="Its name.", show_default=False)]
 Quota = Annotated[
@@ -134,9 +136,9 @@ def delete(
 
 
 def _bounds(
-    given: list[str] | None, known: tuple[str, ...], option: str, before: dict[str, int] | None = None
+    given: list[str] | None, known: tuple[str, ...], option: str, before: "Mapping[str, float] | None" = None
 ) -> dict[str, int]:
-    found = dict(before or {})
+    found = {name: int(number) for name, number in (before or {}).items()}
     for one in given or ():
         name, equals, number = one.partition("=")
         if name not in known or not equals or not (number == "" or (number.isascii() and number.isdigit())):
@@ -169,8 +171,8 @@ def _list(front: Front) -> None:
     print_table(("PROJECT", "STATE", "CREATED", "ISOLATION", "TEMPLATES", "BOUNDS"), rows)
 
 
-def _named(caps: dict[str, int]) -> dict[str, int]:
-    return {f"cap.{name}": number for name, number in caps.items()}
+def _named(caps: "Mapping[str, float]") -> dict[str, int]:
+    return {f"cap.{name}": int(number) for name, number in caps.items()}
 
 
 def _show(front: Front, project: "Project") -> None:

@@ -343,7 +343,7 @@ class Project(_Record, frozen=True, kw_only=True):
     templates: tuple[str, ...] | None = None
     """Those that may be used; None: all."""
     quotas: dict[str, int] = {}
-    caps: dict[str, int] = {}
+    caps: dict[str, float] = {}
     usage: dict[str, int] | None = None
 
 

@@ -21,7 +21,7 @@ class Projects:
         require_isolation: str | None = None,
         templates: Sequence[str] | None = None,
         quotas: Mapping[str, int] | None = None,
-        caps: Mapping[str, int] | None = None,
+        caps: Mapping[str, float] | None = None,
     ) -> Project:
         """Makes a project. What is not given is not bounded. Raises `Conflict("project_exists")`."""
         body = tenancycalls.settings(require_isolation, templates, quotas, caps)
@@ -42,7 +42,7 @@ class Projects:
         require_isolation: str | None = None,
         templates: Sequence[str] | None = None,
         quotas: Mapping[str, int] | None = None,
-        caps: Mapping[str, int] | None = None,
+        caps: Mapping[str, float] | None = None,
     ) -> Project:
         """Changes what is given; `quotas` and `caps` replace all that was set. What is there goes on, even beyond a new bound."""
         body = tenancycalls.settings(require_isolation, templates, quotas, caps)

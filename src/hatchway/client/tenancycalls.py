@@ -76,7 +76,7 @@ def settings(
     require_isolation: str | None,
     templates: Sequence[str] | None,
     quotas: Mapping[str, int] | None,
-    caps: Mapping[str, int] | None,
+    caps: Mapping[str, float] | None,
 ) -> dict[str, object]:
     """Builds the body of a request about a project; what is None is left as it is."""
     return compact(

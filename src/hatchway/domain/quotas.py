@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Seconds = Annotated[float, Meta(ge=1, le=2**53)]
+Seconds = Annotated[float, Meta(ge=1, le=100 * 366 * 24 * 3600.0)]
 
 
 class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
