@@ -178,3 +178,19 @@ async def test_nothing_half_written_is_seen(tmp_path: Path, monkeypatch: Any) ->
 
 def test_the_bound_is_what_memory_is_planned_for() -> None:
     assert store.AT_ONCE * store.PIECE * 2 <= 64 << 20
+
+
+async def test_a_bucket_that_is_not_there_says_so() -> None:
+    class Missing:
+        async def put_async(self, key: str, octets: bytes) -> None:
+            raise FileNotFoundError(key)
+
+        def list(self, prefix: str, chunk_size: int) -> Any:
+            raise FileNotFoundError(prefix)
+
+    objects: Any = connect("memory://")
+    objects._store = Missing()
+    for attempt in (objects.put("pieces/x", b"y"), objects.keys("pieces/", 1)):
+        with pytest.raises(Unavailable) as caught:
+            await attempt
+        assert caught.value.code == "store_unavailable"

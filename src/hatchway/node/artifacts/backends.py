@@ -165,7 +165,7 @@ class Objects:
 
     async def put(self, key: str, octets: bytes) -> None:
         """See `Backend`."""
-        async with _explained():
+        async with _explained(missing=True):
             await self._store.put_async(key, octets)
 
     async def get(self, key: str) -> bytes | None:
@@ -194,7 +194,7 @@ class Objects:
     async def keys(self, prefix: str, limit: int) -> list[str]:
         """See `Backend`."""
         found: list[str] = []
-        async with _explained():
+        async with _explained(missing=True):
             async for page in self._store.list(prefix, chunk_size=limit):
                 found += [one["path"] for one in page]
                 if len(found) >= limit:
@@ -211,12 +211,13 @@ class Objects:
 
 
 @contextlib.asynccontextmanager
-async def _explained() -> AsyncIterator[None]:
+async def _explained(*, missing: bool = False) -> AsyncIterator[None]:
+    """Turns what the library raises into ours; with `missing` also what says that there is no such thing: then it is the bucket."""
     try:
         yield
-    except FileNotFoundError:
-        raise
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and not missing:
+            raise
         raise unavailable(f"{type(error).__name__}: {str(error)[:300]}") from error
 
 
