@@ -1,6 +1,7 @@
-"""The head of a request is bounded on both HTTP services' protocol, also where it never ends."""
+"""What a connection may ask is bounded on both HTTP services' protocol: a head that never ends, and requests ahead of their answers."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 
@@ -72,3 +73,84 @@ async def test_what_is_not_http_is_answered_with_a_problem_document(port: int) -
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"application/problem+json" in answer
     assert b'"code":"malformed_request"' in answer
+
+
+SHORT = b"GET / HTTP/1.1\r\n\r\n"
+AHEAD = 20_000
+"""Requests of one client that does not wait for answers: more than one read from the network gives."""
+
+
+@contextlib.asynccontextmanager
+async def protocol_of(
+    application: object,
+) -> AsyncIterator[tuple[BoundedHead, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection as its protocol on the server's side, and as its client has it."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        config = uvicorn.Config(application, http=BoundedHead, ws="none", lifespan="off", log_config=None)  # type: ignore[arg-type]  # an ASGI application
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([sock]))
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        try:
+            while not server.server_state.connections:
+                await asyncio.sleep(0.001)
+            yield next(iter(server.server_state.connections)), reader, writer  # type: ignore[misc]  # ours, as configured
+        finally:
+            writer.close()
+            server.should_exit = True
+            await serving
+
+
+async def test_requests_ahead_of_their_answers_are_bounded_and_all_answered() -> None:
+    answer = asyncio.Event()
+    served, most = 0, 0
+
+    async def patient(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal served, most
+        await answer.wait()
+        served, most = served + 1, max(most, len(protocol.pipeline))
+        await app(scope, receive, send)
+
+    async with protocol_of(patient) as (protocol, reader, writer):
+        sending = asyncio.ensure_future(send_all(writer, SHORT * AHEAD))
+        while protocol.transport.is_reading():
+            await asyncio.sleep(0.001)
+        assert 0 < len(protocol.pipeline) < 1_000
+        answer.set()
+        async with asyncio.timeout(60):
+            for _ in range(AHEAD):
+                await reader.readuntil(b"\r\n\r\n")
+            await sending
+        assert served == AHEAD
+        assert most < 1_000
+
+
+async def test_what_follows_a_body_is_a_request() -> None:
+    """Whatever the pieces that it comes in: a body, a body in chunks and a request without one, all ahead of their answers."""
+    bodies: list[int] = []
+
+    async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size, more = size + len(message["body"]), message["more_body"]
+        bodies.append(size)
+        await app(scope, receive, send)
+
+    chunks = b"".join(b"1\r\na\r\n" for _ in range(30_000))
+    requests = (
+        b"POST / HTTP/1.1\r\nContent-Length: 200000\r\n\r\n" + bytes(200_000),
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n",
+        SHORT,
+    )
+    async with protocol_of(counting) as (_, reader, writer):
+        sending = asyncio.ensure_future(send_all(writer, b"".join(requests) * 3))
+        async with asyncio.timeout(60):
+            for _ in range(9):
+                await reader.readuntil(b"\r\n\r\n")
+            await sending
+    assert bodies == [200_000, 30_000, 0] * 3
+
+
+async def send_all(writer: asyncio.StreamWriter, octets: bytes) -> None:
+    writer.write(octets)
+    await writer.drain()

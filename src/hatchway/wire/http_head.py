@@ -1,9 +1,11 @@
-"""The bound on the head of a request, on every HTTP listener of ours, before anybody was asked for a key."""
+"""The bounds on what a connection may ask, on every HTTP listener of ours, before anybody was asked for a key."""
 
 import asyncio
 import http
+from collections.abc import Callable
 
 import msgspec
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hatchway.domain import problems
@@ -14,10 +16,37 @@ MAX_HEAD = 64 * 1024
 HEAD_WITHIN_S = 30.0
 """How long a head may take from its first octet on, and a fresh connection until it sends one."""
 
+_SLICE = 16 * 1024
+"""Octets that are parsed before it is looked whether others wait."""
+_MANY = 64
+"""Requests and pieces of bodies out of one slice, beyond which all other connections have their turn first."""
+
+
+class _Flow(FlowControl):
+    """Lets no more in while octets that came wait to be parsed; by itself it does so with every answer."""
+
+    def __init__(self, transport: asyncio.Transport, holds: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._holds = holds
+
+    def resume_reading(self) -> None:
+        if not self._holds():
+            super().resume_reading()
+
 
 class BoundedHead(HttpToolsProtocol):
-    """uvicorn's protocol, which by itself takes a head without end."""
+    """uvicorn's protocol, which by itself takes a head without end, and any number of requests ahead of their answers.
 
+    Of requests that a client sends ahead, only those of one slice are taken out of what came; the rest waits unparsed until they were
+    answered, and no more is read meanwhile.
+    """
+
+    _held = b""
+    """What came and is not parsed from `_at` on."""
+    _at = 0
+    _turn: asyncio.Handle | None = None
+    _pieces = 0
+    """Requests and pieces of bodies since the slice began."""
     _received = 0
     """Octets that came while the head was not whole."""
     _head = 0
@@ -29,15 +58,18 @@ class BoundedHead(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         """A client is there; it has to begin soon."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, lambda: self._at < len(self._held))
         self._slow = self.loop.call_later(HEAD_WITHIN_S, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._stop_waiting()
+        self._held, self._at = b"", 0
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        self._pieces += 1
         self._received, self._head, self._in_head = 0, 0, True
         super().on_message_begin()
 
@@ -60,17 +92,56 @@ class BoundedHead(HttpToolsProtocol):
         else:
             super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body."""
+        self._pieces += 1
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        """It is answered."""
+        super().on_response_complete()
+        self._go_on()
+
     def data_received(self, data: bytes) -> None:
         """Takes octets, as long as no head grows beyond the bound."""
-        if self.transport.is_closing():
-            return
-        super().data_received(data)
+        self._held, self._at = self._held[self._at :] + data, 0
+        if self._turn is None:
+            self._feed()
+
+    def _feed(self) -> None:
+        """Parses what came, as far as it is this connection's turn and nothing waits to be answered."""
+        self._turn = None
+        self._pieces = 0
+        while self._at < len(self._held) and not self.pipeline and self._pieces <= _MANY:
+            if self.transport.is_closing() or self.transport.get_protocol() is not self:
+                self._held, self._at = b"", 0
+                self.flow.resume_reading()
+                break
+            piece = self._held[self._at : self._at + _SLICE]
+            self._at += len(piece)
+            self._parse(piece)
+        self._go_on()
+
+    def _parse(self, piece: bytes) -> None:
+        super().data_received(piece)
         if self._in_head:
-            self._received += len(data)
+            self._received += len(piece)
             if self._received > MAX_HEAD:
                 self._refuse()
             elif self._slow is None:
                 self._slow = self.loop.call_later(HEAD_WITHIN_S, self._too_slow)
+
+    def _go_on(self) -> None:
+        """Sees to it that what is held is parsed in time, and that no more is read meanwhile."""
+        if self._at < len(self._held):
+            self.flow.pause_reading()
+            if self._turn is None and not self.pipeline:
+                self._turn = self.loop.call_soon(self._feed)
+        elif self._held:
+            self._held, self._at = b"", 0
+            # What waits for its answer, or a body for its reader, lets more in when its time comes.
+            if not self.pipeline and (self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT):
+                self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """What came is not HTTP."""
