@@ -415,11 +415,12 @@ async def test_cookies_of_a_sandbox_stay_its_own(plane: Plane) -> None:
     answer = (
         b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nSet-Cookie: a=1; Domain=localhost; Path=/\r\n"
         b"Set-Cookie: hatchway-port=stolen\r\nSet-Cookie: b=2; domain = .ports.example; HttpOnly\r\n"
-        b"Set-Cookie:  __Host-hatchway-port = x; Secure\r\n\r\n"
+        b"Set-Cookie:  __Host-hatchway-port = x; Secure\r\n"
+        b"Set-Cookie: =hatchway-port=x\r\nSet-Cookie: =c=3\r\n\r\n"  # browsers send these back without the first sign
     )
     async with serving(answering(answer)) as port, client_of(plane, port) as client:
         got = (await client.get("/")).headers.get_list("set-cookie")
-    assert got == ["a=1; Path=/", "b=2; HttpOnly"]
+    assert got == ["a=1; Path=/", "b=2; HttpOnly", "=c=3"]
 
 
 # -- names

@@ -133,7 +133,9 @@ def _without_our_cookies(value: bytes) -> bytes:
 def _host_only(value: bytes) -> bytes | None:
     """A cookie for the port's own name only, whatever domain the guest asks for; None for one that would take the place of ours."""
     pair, *attributes = value.split(b";")
-    if pair.partition(b"=")[0].strip() in _COOKIES:
+    name, _, content = pair.partition(b"=")
+    # A cookie without a name comes back as its content alone: `=ours=x` as `ours=x`.
+    if (name.strip() or content.partition(b"=")[0].strip()) in _COOKIES:
         return None
     kept = [one for one in attributes if one.partition(b"=")[0].strip().lower() != b"domain"]
     return b";".join([pair, *kept])
