@@ -289,6 +289,7 @@ def test_what_is_no_archive(tmp_path: Path, outside: Path) -> None:
         good + b"more",
         good + bytes(10**6),
         packed(member("\0")),
+        packed(member("./", tarfile.DIRTYPE), member("./", tarfile.DIRTYPE)),
     ]
     for archive in bad:
         with pytest.raises(UnsafeArchive):

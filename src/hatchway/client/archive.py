@@ -85,6 +85,7 @@ class Reader:
         self._buffer = bytearray()
         self._over = False
         self._padding = 0
+        self._top = False
         self._flow = self._read()
         self._want = next(self._flow)
 
@@ -157,6 +158,10 @@ class Reader:
         if header.type == tarfile.DIRTYPE:
             if member.names:
                 self._target.folder(member)
+            elif self._top:
+                raise malformed("it has the folder itself twice")
+            else:
+                self._top = True
         elif not member.names:
             raise unsafe("a link has no name")
         elif header.type == tarfile.SYMTYPE:
