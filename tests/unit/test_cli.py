@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hatchway.bench.commands import BENCHES
-from hatchway.cli import passing
+from hatchway.cli import front, passing
 
 HATCHWAY = [sys.executable, "-m", "hatchway.cli.main"]
 COMMANDS = [
@@ -49,6 +49,7 @@ COMMANDS = [
     "doctor",
     "backup",
     "bench",
+    "chaos",
 ]
 
 
@@ -157,6 +158,15 @@ def test_errors_are_json_where_that_is_asked_for() -> None:
     error = json.loads(done.stderr)["error"]
     assert error["code"] == "connection_failed"
     assert "hatchway up" in error["remedy"]
+
+
+def test_what_a_sandbox_names_is_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "\x1b]0;mine\x07\r\u202e\udcff"
+    front.show({"cause": f"{name} cannot be written", "code": "local_write_failed", "remedy": ""}, json=False)
+    front.note(f"left out: {name}")
+    shown = "?]0;mine????"
+    told = f"error: {shown} cannot be written\n  code: local_write_failed\nhatchway: left out: {shown}\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(

@@ -83,12 +83,17 @@ def show(error: dict[str, object], json: bool) -> None:
 
         print(to_json({"error": error}), file=sys.stderr)
         return
-    print(f"error: {error['cause']}", file=sys.stderr)
-    print(f"  code: {error['code']}", file=sys.stderr)
+    print(f"error: {harmless(error['cause'])}", file=sys.stderr)
+    print(f"  code: {harmless(error['code'])}", file=sys.stderr)
     if error.get("remedy"):
-        print(f"  remedy: {error['remedy']}", file=sys.stderr)
+        print(f"  remedy: {harmless(error['remedy'])}", file=sys.stderr)
 
 
 def note(text: str) -> None:
     """Writes a line for people to standard error, beside the output of commands."""
-    print(f"hatchway: {text}", file=sys.stderr, flush=True)
+    print(f"hatchway: {harmless(text)}", file=sys.stderr, flush=True)
+
+
+def harmless(text: object) -> str:
+    """A text as it can be shown: what a sandbox says or names may hold what a terminal would obey."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in str(text))
