@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ class Guest:
         self.spawn_answer: Callable[[Fields], dict[Tag, Any]] = lambda fields: {Tag.PID: 7}
         self.runs: list[Run] = []
         self.closed: set[int] = set()
+        self.terminated: list[int] = []
+        self.minds_signals = True
         self.token = plane.token(None, scopes=frozenset({"files"}))
 
     async def serve(self, end: GuestEnd) -> None:
@@ -105,6 +108,14 @@ class Guest:
                 elif kind == FrameType.CLOSE:
                     self.closed.add(Fields(payload).number(Tag.SIZE))
                     end.answer(stream)
+                elif kind == FrameType.SIGNAL:
+                    fields = Fields(payload)
+                    assert fields.number(Tag.SIGNAL) == signal.SIGTERM
+                    self.terminated.append(fields.number(Tag.SIZE))
+                    assert self.terminated[-1] not in self.closed
+                    if self.minds_signals:
+                        end.answer(stream)
+                        next(run for run in self.runs if run.number == self.terminated[-1]).exit()
                 elif kind == FrameType.PING:
                     end.answer(stream, (Tag.TIME_NS, 1), (Tag.UPTIME_NS, 1))
 
@@ -344,6 +355,27 @@ async def test_uploads_are_counted_and_a_guest_that_takes_nothing_is_left(guest:
     answer = await guest.ask("PUT", "archive", content=bytes(1_000_000))
     assert (answer.status_code, answer.json()["code"]) == (502, "guest_no_answer")
     await guest.until_closed()
+
+
+@pytest.mark.parametrize("headers", [{"content-length": "1000000"}, {}], ids=["announced", "in chunks"])
+@pytest.mark.parametrize("minds", [True, False])
+async def test_the_program_of_an_upload_that_is_cut_off_is_told_to_clear_away(
+    guest: Guest, headers: dict[str, str], minds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hatchway.node.dataplane.files.uploads._GRACE_S", 0.2)
+    guest.minds_signals = minds
+
+    async def half() -> AsyncIterator[bytes]:
+        yield bytes(1_000)
+        async with asyncio.timeout(WITHIN):
+            while not guest.runs:
+                await asyncio.sleep(0.005)
+        raise ConnectionResetError
+
+    with pytest.raises((httpx.HTTPError, ConnectionResetError)):
+        await guest.ask("PUT", "content", content=half(), headers=headers)
+    await guest.until_closed()
+    assert guest.terminated == [guest.runs[0].number]
 
 
 async def test_an_upload_whose_end_comes_early_stops_the_upload(guest: Guest) -> None:

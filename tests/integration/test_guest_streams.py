@@ -115,6 +115,23 @@ async def test_only_what_was_read_is_acknowledged_and_one_output_does_not_hold_u
         await _until_ack(end, number, read)
 
 
+async def test_small_pieces_that_wait_take_no_more_memory_than_their_octets(guest: ScriptedGuest) -> None:
+    async with guest.linked() as (link, end):
+        stream, number, _ = await _program(link, end)
+        octets = random.Random(6).randbytes(6_000)
+        for offset in range(0, len(octets), 2):
+            end.output(number, offset, octets[offset : offset + 2])
+        end.output(number, 0, b"e", 2)
+        assert await stream.read_error() == b"e"
+        pieces: list[bytes] = []
+        while sum(map(len, pieces)) < len(octets):
+            pieces.append(await stream.read())
+        assert b"".join(pieces) == octets
+        assert len(pieces) < 100
+        _, fields = await end.expect(FrameType.OUTPUT_ACK)
+        assert fields.number(Tag.STDOUT_ACK) == len(octets)
+
+
 async def test_a_guest_that_sends_more_than_the_window_is_hung_up_on(guest: ScriptedGuest) -> None:
     async with guest.linked() as (link, end):
         stream, number, _ = await _program(link, end)
@@ -232,10 +249,12 @@ async def test_a_refused_dial_leaves_nothing(guest: ScriptedGuest) -> None:
         dialling = asyncio.create_task(link.dial(81, "::1"))
         request, fields = await end.expect(FrameType.DIAL)
         assert fields.get_text(Tag.HOST) == "::1"
-        end.answer(request, (Tag.MESSAGE, "refused"), status=errno.ECONNREFUSED)
+        end.answer(request, (Tag.MESSAGE, "refused\x1b]0;x\x07\r\n"), status=errno.ECONNREFUSED)
         with pytest.raises(GuestError) as refused:
             await dialling
         assert refused.value.errno == errno.ECONNREFUSED
+        assert str(refused.value).isprintable()
+        assert str(refused.value).startswith("refused")
         assert not link.streams
         assert not link._peer.processes
         with pytest.raises(ValueError, match="port"):

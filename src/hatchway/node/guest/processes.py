@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from hatchway.node.guest.requests import MESSAGE_LENGTH
+from hatchway.node.guest.requests import readable
 from hatchway.node.guest.seam import ExitReason, Proc, ProcessSink, ProcessState
 from hatchway.wire.channel import MAX_KEY, MAX_PROCESS_NUMBER, Data, Lost, encode_output_ack
 from hatchway.wire.channel_fields import Fields, Malformed, Tag
@@ -50,7 +50,7 @@ def decode_proc(number: int, payload: memoryview) -> Proc:
         exit_code=fields.get_number(Tag.EXIT_CODE),
         exit_signal=fields.get_number(Tag.EXIT_SIGNAL),
         reason=reason,
-        message=(fields.get_text(Tag.MESSAGE) or "")[:MESSAGE_LENGTH],
+        message=readable(fields.get_text(Tag.MESSAGE)),
         utime_us=fields.get_number(Tag.UTIME_US) or 0,
         stime_us=fields.get_number(Tag.STIME_US) or 0,
         wall_us=fields.get_number(Tag.WALL_US) or 0,

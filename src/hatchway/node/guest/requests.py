@@ -20,6 +20,13 @@ MESSAGE_LENGTH = 1024
 """What is kept of a text that the guest sent for people, in characters."""
 
 
+def readable(text: str | None) -> str:
+    """What the guest said for people: cut, and without what a terminal or a reader of logs would take for more than text."""
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in (text or "")[:MESSAGE_LENGTH]
+    )
+
+
 class Request:
     """One request. `encode` gives its octets anew for every sending, so that what ages (a clock) can be brought up to date."""
 
@@ -96,7 +103,7 @@ class Requests:
         if status == 0:
             request.answer.set_result(fields)
         else:
-            message = (fields.get_text(Tag.MESSAGE) or "")[:MESSAGE_LENGTH]
+            message = readable(fields.get_text(Tag.MESSAGE))
             request.refuse(GuestError(status, message or f"{request.what}: error {status}"))
         return True
 

@@ -184,6 +184,9 @@ class GuestStream(Protocol):
     async def wait(self) -> Proc:
         """Waits for the end (`ProcessState.CLOSED`): the program and its outputs, or both directions of the connection."""
 
+    async def terminate(self) -> None:
+        """Asks a program to end and to leave nothing half done; `wait` tells when it has. That it has ended already is no error."""
+
     async def close(self) -> None:
         """Kills the program or resets the connection, if it is still there, and forgets it. Idempotent; does not wait for the guest."""
 
@@ -235,8 +238,11 @@ class GuestLink(Protocol):
     async def resize(self, number: int, rows: int, cols: int) -> None:
         """Resizes the process's terminal."""
 
-    async def close_process(self, number: int) -> None:
-        """Kills what is left of its tree and forgets it and its output."""
+    async def close_process(self, number: int, *, if_over: bool = False) -> None:
+        """Kills what is left of its tree and forgets it and its output.
+
+        With `if_over` nothing is killed: raises `GuestError` with EBUSY when something of its tree lives.
+        """
 
     async def open_builtin(
         self, argv: Sequence[str | bytes], *, user: str | None = None, cwd: str | None = None, stdin: bool = False

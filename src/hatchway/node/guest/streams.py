@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import secrets
+import signal
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Protocol
@@ -24,12 +25,17 @@ MAX_STREAMS = 256
 """Streams of one sandbox at one time, those that are being closed included."""
 
 REFUSAL_WITHIN_S = 10.0
+_APART, _JOINED = 64, 4 * 1024
+"""Where so many pieces of output wait, the next one is joined with the one before, if that has fewer octets."""
 
 
 class Verbs(Protocol):
     """What a stream asks of its link."""
 
     async def close_process(self, number: int) -> None:
+        """See `GuestLink`."""
+
+    async def signal(self, number: int, signal: int, *, leader_only: bool = False) -> None:
         """See `GuestLink`."""
 
 
@@ -45,7 +51,7 @@ class Stream:
         # The end of a connection's output leaves the way to the peer open; a program that ended may have left output in its pipe.
         self._output_ends = ProcessState.CLOSED if builtin else ProcessState.EXITED
         self._input_ends = ProcessState.EXITED if builtin else ProcessState.CLOSED
-        self._waiting: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
+        self._waiting: tuple[deque[bytearray], deque[bytearray]] = (deque(), deque())
         self._received = [0, 0]
         self._consumed = [0, 0]
         self._outbox = bytearray()
@@ -94,6 +100,13 @@ class Stream:
             await self._change()
         return self._proc
 
+    async def terminate(self) -> None:
+        """See `GuestStream`."""
+        self._check()
+        if not self._input_over():
+            with contextlib.suppress(GuestError):
+                await self._streams.verbs.signal(self.number, signal.SIGTERM, leader_only=True)
+
     async def close(self) -> None:
         """See `GuestStream`."""
         if self._closed:
@@ -130,7 +143,12 @@ class Stream:
             return
         fresh = data[known - offset :]
         if fresh and not self._closed:
-            self._waiting[stream].append(bytes(fresh))
+            waiting = self._waiting[stream]
+            # Many are joined, since a piece of one octet takes as much memory as one of fifty.
+            if len(waiting) >= _APART and len(waiting[-1]) < _JOINED:
+                waiting[-1] += fresh
+            else:
+                waiting.append(bytearray(fresh))
         self._received[stream] = max(known, offset + len(data))
         self._wake()
 
@@ -157,7 +175,7 @@ class Stream:
             if self._at_end(stream):
                 return b""
             await self._change()
-        chunk = waiting.popleft()
+        chunk = bytes(waiting.popleft())
         self._consumed[stream] += len(chunk)
         if not self.process.forgotten:
             self._peer.consumed(self.process, len(chunk))

@@ -97,7 +97,7 @@ class Archive:
         def unpacked(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             return gunzip(chunks, call.limits.archive_octets) if kind == "tar.gz" else chunks
 
-        await call.answer(await upload(call, "unpack", arguments, answers.UnpackDone, unpacked, ends_itself=False))
+        await call.answer(await upload(call, "unpack", arguments, answers.UnpackDone, unpacked))
 
 
 async def gunzip(chunks: AsyncIterator[bytes], piece: int) -> AsyncIterator[bytes]:

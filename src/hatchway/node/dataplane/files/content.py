@@ -109,7 +109,7 @@ class Content:
                 sent += len(chunk)
                 yield chunk
 
-        done = await upload(call, "write", arguments, answers.WriteDone, counted, ends_itself=size is not None)
+        done = await upload(call, "write", arguments, answers.WriteDone, counted)
         if done.bytes != sent or done.entry.size != sent:
             raise answers.bad_answer(f"it took {done.bytes} of {sent} octets")
         await call.answer({"entry": done.entry, "created": done.created}, 201 if done.created else 200)

@@ -72,6 +72,10 @@ class Program:
         """The upload is whole."""
         await self._bounded(self._stream.write_eof(), self._limits.answer_s)
 
+    async def terminate(self) -> None:
+        """Asks it to end, and to clear away what it wrote."""
+        await self._bounded(self._stream.terminate(), self._limits.answer_s)
+
     async def _line(self, within: float | None) -> Line:
         raw = await self._bounded(self._errors.next(), within)
         if raw is None:

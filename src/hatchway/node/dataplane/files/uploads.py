@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hatchway.domain.errors import HatchwayError
+from hatchway.domain.errors import HatchwayError, Unauthenticated
 from hatchway.node.dataplane.files import answers
 from hatchway.node.dataplane.files.access import Call
 from hatchway.node.dataplane.files.program import Argument, Program, run
@@ -19,13 +19,11 @@ _GRACE_S = 5.0
 """How long a program whose upload was cut off may take to clear away what it wrote."""
 
 
-async def upload(
-    call: Call, operation: str, arguments: Sequence[Argument], kind: type[T], through: Filter, *, ends_itself: bool
-) -> T:
+async def upload(call: Call, operation: str, arguments: Sequence[Argument], kind: type[T], through: Filter) -> T:
     """Runs an operation with the body, changed by `through`, as its upload; returns what it says at its end.
 
-    A body that is cut off is never ended for the program, which is killed instead; where it knows how much was to come
-    (`ends_itself`) it is given the end first, so that it clears away what it wrote.
+    A body that is cut off is never ended for the program, which would take it for whole: it is told to end and to clear away what
+    it wrote, and then killed.
     """
     await call.files.plane.ready(call.sandbox_id)
     link, user = call.link, call.query.user()
@@ -40,9 +38,8 @@ async def upload(
                         return await call.held(feeding, departed=body.departed)
                 except TimeoutError:
                     raise answers.no_answer(within) from None
-                except ClientGone:
-                    if ends_itself:
-                        await _let_clear_away(program, kind)
+                except (ClientGone, Unauthenticated):
+                    await _let_clear_away(program, kind)
                     raise
         finally:
             body.close()
@@ -77,5 +74,5 @@ async def _feed(program: Program, chunks: AsyncIterator[bytes]) -> None:
 async def _let_clear_away(program: Program, kind: type[msgspec.Struct]) -> None:
     with contextlib.suppress(HatchwayError, TimeoutError):
         async with asyncio.timeout(_GRACE_S):
-            await program.write_end()
+            await program.terminate()
             await program.done(kind)
