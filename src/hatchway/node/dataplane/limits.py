@@ -23,6 +23,8 @@ class PlaneLimits:
     """Output octets of one message of a terminal."""
     stdin_ahead: int = 1024 * 1024
     """Octets of a stdin request that are taken from its client before the process took those before."""
+    terminal_ahead: int = 256 * 1024
+    """Octets of a terminal's input that are taken before the process took those before."""
     stdin_turn_s: float = 120.0
     """How long a stdin request waits for another one of the same session; longer than clients wait before they repeat one."""
     port_connections: int = 4_096

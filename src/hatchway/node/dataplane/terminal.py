@@ -145,7 +145,7 @@ class _Served:
             except HatchwayError as error:
                 await self._socket.tell(event="error", code=error.code, cause=error.cause, remedy=error.remedy)
             self._changed.set()
-            while len(self._input) > self._plane.limits.stdin_ahead:
+            while len(self._input) > self._plane.limits.terminal_ahead:
                 self._changed.clear()
                 await self._changed.wait()
 
