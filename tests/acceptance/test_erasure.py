@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Service
-from test_archives import Archives
+from test_archives_live import Archives
 from test_snapshots import snapshot
 from test_suspend import Verbs, verbs
 

@@ -39,8 +39,8 @@ BAD_CREATES: list[tuple[dict[str, Any], str, str]] = [
     ({"template": "nothing:latest"}, "unknown_template", "template"),
     ({"template": "Bad Name"}, "invalid_field", "template"),
     ({"template": 7}, "invalid_field", "template"),
-    ({"template": "seed", "timeout_s": 60}, "unknown_field", "timeout_s"),
-    ({"template": "seed", "pool": "auto"}, "unknown_field", "pool"),
+    ({"template": "seed", "lifetime": 60}, "unknown_field", "lifetime"),
+    ({"template": "seed", "pools": "auto"}, "unknown_field", "pools"),
     ({"template": "seed", "vcpus": 0}, "invalid_field", "vcpus"),
     ({"template": "seed", "vcpus": 33}, "invalid_field", "vcpus"),
     ({"template": "seed", "vcpus": "2"}, "invalid_field", "vcpus"),
@@ -390,7 +390,7 @@ async def test_a_verb_from_the_wrong_state_says_what_is_possible(service: Servic
     await service.http.post(f"{path}/stop", headers={"prefer": "wait=20"})
     problem = check(await service.http.post(f"{path}/pause"), 409, "wrong_state")
     assert problem["state"] == "stopped"
-    assert set(problem["verbs"]) == {"start", "stop", "wake", "snapshot", "rollback", "delete"}
+    assert set(problem["verbs"]) == {"start", "stop", "wake", "snapshot", "rollback", "export", "delete"}
     check(await service.http.post(f"{path}/pause", json={"grace": 1}), 422, "unknown_field")
 
 

@@ -85,3 +85,9 @@ def found(base: Path, parts: list[str]) -> bool:
         return True
     module = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
     return len(parts) > 1 and module.is_file() and re.search(rf"\b{parts[-1]}\b", module.read_text()) is not None
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest takes the second for the first."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
