@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.control_fixtures import database_url, folder, node, service
+from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import only_sqlite as database_url
 from tests.support.control_service import WITHIN, Service, in_process
 from tests.support.node_double import NodeDouble
 

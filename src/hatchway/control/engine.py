@@ -228,7 +228,7 @@ class Engine:
         operation = live.operation
         attempt = 0
         while True:
-            if attempt and not await self._claims.holds(operation.id):
+            if (attempt or not self._claims.valid) and not await self._claims.holds(operation.id):
                 return None  # it was ended meanwhile, or is another process's now: nothing more may be sent
             try:
                 return await self._attempt(live, sandbox, turn)

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from hatchway.storage.database import Database, P, T, too_many
 from hatchway.storage.server import CHANNEL, Server, address
+from hatchway.wire.fault_points import reached
 
 WRITERS = 8
 READERS = 4
@@ -52,9 +53,11 @@ class PostgresDatabase(Database):
     async def write(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Database.write`."""
         with self._timed("write"):
-            return await self._in_thread(
+            result = await self._in_thread(
                 self._writers, lambda: self._server.write(lambda connection: body(connection, *args, **kwargs)), True
             )
+            reached("written", getattr(body, "__qualname__", "?"))
+            return result
 
     async def read(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Database.read`."""
