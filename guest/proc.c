@@ -187,6 +187,12 @@ void proc_connection_ended(struct proc *proc, int error)
     settle(proc);
 }
 
+bool proc_lives(const struct proc *proc)
+{
+    return proc->job || (proc->kind != KIND_CONNECTION && proc->reason != REASON_SPAWN_FAILED &&
+                         tree_lives(&proc->tree, leader_of(proc)));
+}
+
 void proc_forget(struct proc *proc)
 {
     if (proc->kind == KIND_CONNECTION)

@@ -97,6 +97,8 @@ void proc_running(struct proc *proc);
 void proc_failed(struct proc *proc, const char *message);
 /* The connection broke (with an errno), or the other side will send no more (0). */
 void proc_connection_ended(struct proc *proc, int error);
+/* Something of its tree lives: the leader, or what outlived it. */
+bool proc_lives(const struct proc *proc);
 /* Kills its tree, resets its connection, and forgets it. */
 void proc_forget(struct proc *proc);
 void procs_kill_all(int signal);

@@ -105,6 +105,7 @@ enum field_tag {
 enum spawn_flag { SPAWN_STDIN = 1, SPAWN_PTY = 2, SPAWN_MERGE = 4, SPAWN_BUILTIN = 8 };
 enum setup_flag { SETUP_REPLACE_ENV = 1, SETUP_RENEW_KEYS = 2 };
 enum shutdown_flag { SHUTDOWN_REBOOT = 1 };
+enum close_flag { CLOSE_IF_OVER = 1 };
 enum signal_scope { SCOPE_TREE = 0, SCOPE_LEADER = 1 };
 enum proc_state { STATE_STARTING = 0, STATE_RUNNING = 1, STATE_EXITED = 2, STATE_CLOSED = 3 };
 enum exit_reason {

@@ -337,6 +337,10 @@ static void close_process(const struct frame *frame, const struct arguments *arg
         return;
     }
     struct proc *proc = proc_by_number((uint32_t)arguments->size);
+    if (proc && arguments->flags & CLOSE_IF_OVER && proc_lives(proc)) {
+        respond(frame->stream, EBUSY, "something of process %u lives", proc->number);
+        return;
+    }
     if (proc)
         proc_forget(proc);
     respond_done(frame->stream); /* one that is not known was closed before: the request may be a repeated one */

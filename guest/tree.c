@@ -258,6 +258,15 @@ int tree_signal(struct tree *tree, pid_t leader, int signal)
     return found ? 0 : -ESRCH;
 }
 
+bool tree_lives(const struct tree *tree, pid_t leader)
+{
+    if (tree->shared)
+        return leader > 1;
+    if (tree->cgroup_fd >= 0)
+        return population(tree) == INHABITED;
+    return leader > 1 && base_fd < 0 && signal_session(leader, 0) > 0;
+}
+
 void trees_kill_descendants(void)
 {
     for (int round = 0; round < 8 && signal_session(0, SIGKILL) > 0; round++)

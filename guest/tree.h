@@ -34,6 +34,8 @@ void tree_share(struct tree *tree);
 int tree_renew(struct tree *tree);
 /* Signals all of it; the leader's pid is its session. 0 or -errno (-ESRCH: nobody is left). */
 int tree_signal(struct tree *tree, pid_t leader, int signal);
+/* Somebody of it is there, the leader aside when it was reaped. */
+bool tree_lives(const struct tree *tree, pid_t leader);
 /* Kills what is left and gives the cgroup back when it is empty. */
 void tree_release(struct tree *tree, pid_t leader);
 /* Without cgroups: kills everything that descends from us, also what left its session. */

@@ -361,6 +361,28 @@ static void close_kills_the_tree(void)
     CHECK_EQUAL(seen[number].state, 0); /* not in the list any more */
 }
 
+static int close_if_over(unsigned process)
+{
+    struct field_writer *fields = payload();
+    write_u64(fields, F_SIZE, process);
+    write_u32(fields, F_FLAGS, CLOSE_IF_OVER);
+    return (int)request(T_CLOSE, fields).status;
+}
+
+static void what_outlives_its_leader_is_left_alone_where_that_is_asked(void)
+{
+    CHECK_EQUAL(spawn_shell(++number, "sleep 1000 >/dev/null 2>&1 </dev/null & echo $!", 0, 1 << 16).status, 0);
+    pid_t child = printed_pid(number);
+    UNTIL(ended(number)); /* nobody holds the pipes */
+    CHECK_EQUAL(close_if_over(number), EBUSY);
+    CHECK(!process_gone(child));
+    CHECK_EQUAL(kill(child, SIGKILL), 0);
+    wait_gone(child);
+    CHECK_EQUAL(close_if_over(number), 0);
+    CHECK_EQUAL(on_process(T_SIGNAL, number).status, ESRCH);
+    CHECK_EQUAL(close_if_over(number), 0);
+}
+
 static void timeouts_kill_the_tree(void)
 {
     struct field_writer *fields = payload();
@@ -760,6 +782,7 @@ int main(int argc, char **argv)
     RUN(full_output_blocks_that_process_only);
     RUN(answers_overtake_a_flood);
     RUN(signals_reach_the_tree_or_the_leader);
+    RUN(what_outlives_its_leader_is_left_alone_where_that_is_asked);
     RUN(close_kills_the_tree);
     RUN(timeouts_kill_the_tree);
     RUN(timeouts_end_a_start_that_hangs);

@@ -69,6 +69,14 @@ def test_its_whole_life(service: Service, sandbox: str) -> None:
     assert service.run("exec", sandbox, "--", "cat", "file").stdout == b"inside\n"
 
 
+def test_a_server_in_the_background_outlives_its_command(service: Service, sandbox: str) -> None:
+    start = "python3 -m http.server 8000 >server.log 2>&1 & echo started"
+    assert service.run("exec", sandbox, "--", "sh", "-c", start).stdout == b"started\n"
+    asked = service.run("exec", sandbox, "--", "curl", "-sS", "--retry", "30", "--retry-connrefused", "localhost:8000")
+    assert asked.returncode == 0, asked.stderr.decode()
+    assert b"server.log" in asked.stdout
+
+
 def test_what_its_state_does_not_admit_is_explained(service: Service, sandbox: str) -> None:
     service.run("stop", sandbox)
     done = service.run("pause", sandbox, "--json")

@@ -1,6 +1,7 @@
 """The guest agent as PID 1 of a real virtual machine: what the host-mode tests cannot show."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from guest_machine import DISK_MIB, WITHIN, Machine, Shell, machine, release, shell
 
-from hatchway.node.guest.seam import ExitReason
+from hatchway.node.guest.seam import ExitReason, GuestError
 from hatchway.node.images.store import Release
 from hatchway.wire.channel import FrameType
 from hatchway.wire.channel_fields import Tag
@@ -87,6 +88,18 @@ async def test_kill_reaches_what_left_the_session(shell: Shell) -> None:
     end, _ = await shell.run("setsid sleep 4242 & sleep 4242", timeout_ms=500)
     assert end.reason is ExitReason.TIMEOUT
     assert await shell.output("pgrep -cf 'sleep 424[2]' || true") == "0\n"
+
+
+async def test_what_outlives_its_leader_is_left_alone_where_that_is_asked(shell: Shell) -> None:
+    number, sink = await shell.start("setsid sleep 4243 >/dev/null 2>&1 </dev/null &")
+    await sink.end()
+    with pytest.raises(GuestError) as refused:
+        await shell.link.close_process(number, if_over=True)
+    assert refused.value.errno == errno.EBUSY
+    assert (
+        await shell.output("pkill -xf 'sleep 4243' && while pgrep -xf 'sleep 4243'; do :; done; echo over") == "over\n"
+    )
+    await shell.link.close_process(number, if_over=True)
 
 
 async def test_no_orphan_stays_a_zombie(shell: Shell) -> None:

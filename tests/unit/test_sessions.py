@@ -86,6 +86,8 @@ class Agent:
         self.answers = asyncio.Event()
         self.answers.set()
         self.refuses: Exception | None = None
+        self.outlived: set[int] = set()
+        """Processes that left a child with streams of its own."""
 
     async def spawn(self, spawn: Spawn, sink: ProcessSink) -> int | None:
         if self.refuses is not None:
@@ -107,8 +109,10 @@ class Agent:
         await self.answers.wait()
         return 0
 
-    async def close_process(self, number: int) -> None:
+    async def close_process(self, number: int, *, if_over: bool = False) -> None:
         await self.answers.wait()
+        if if_over and number in self.outlived:
+            raise GuestError(errno.EBUSY, "something of it lives")
         self.closed.append(number)
         self.known.pop(number, None)
 
@@ -233,6 +237,40 @@ async def test_it_ends_a_linger_after_the_leader_and_the_child_goes_on(house: Ho
     agent.tell(1, ProcessState.CLOSED, stdout=28)
     await settle()
     assert agent.closed == [1]
+
+
+async def test_a_child_with_streams_of_its_own_goes_on_and_is_forgotten_when_it_ends(
+    house: House, agent: Agent
+) -> None:
+    agent.outlived.add(1)
+    session = await house.running(agent)
+    agent.tell(1, ProcessState.CLOSED)
+    await settle()
+    assert session.status().state == "ended"
+    assert session.living
+    assert [one.spec.process_id for one in house.sessions.standing(SANDBOX)] == [1]  # a fork has it, too
+    house.sessions.sweep()
+    await settle()
+    assert agent.closed == []
+    agent.outlived.clear()
+    house.sessions.sweep()
+    await settle()
+    assert agent.closed == [1]
+    assert not session.living
+
+
+async def test_deleting_kills_a_child_with_streams_of_its_own(house: House, agent: Agent) -> None:
+    agent.outlived.add(1)
+    session = await house.running(agent)
+    agent.answers.clear()
+    agent.tell(1, ProcessState.CLOSED)
+    await settle()  # it is being asked for
+    deleting = asyncio.create_task(house.sessions.delete(session.id))
+    await settle()
+    agent.answers.set()
+    await deleting
+    await wait_until(lambda: agent.closed == [1])
+    await wait_until(lambda: not (house.folder / SANDBOX).exists())
 
 
 async def test_a_paused_guest_does_not_end_by_lingering(house: House, agent: Agent) -> None:
@@ -557,7 +595,7 @@ async def test_a_lost_close_is_tried_again(house: House, agent: Agent) -> None:
     session = await house.running(agent)
     close = agent.close_process
 
-    async def fails(number: int) -> None:
+    async def fails(number: int, *, if_over: bool = False) -> None:
         raise LinkLost("silent")
 
     agent.close_process = fails  # type: ignore[method-assign]

@@ -89,6 +89,12 @@ class SpawnFlag(enum.IntFlag):
     BUILTIN = 8
 
 
+class CloseFlag(enum.IntFlag):
+    """FLAGS of a CLOSE."""
+
+    IF_OVER = 1
+
+
 class SignalScope(enum.IntEnum):
     """SCOPE of a SIGNAL."""
 

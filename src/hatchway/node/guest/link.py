@@ -244,10 +244,11 @@ class Link:
         """See `GuestLink`."""
         await self._request(FrameType.RESIZE, (Tag.SIZE, number), (Tag.ROWS, rows), (Tag.COLS, cols))
 
-    async def close_process(self, number: int) -> None:
+    async def close_process(self, number: int, *, if_over: bool = False) -> None:
         """See `GuestLink`. The sink is not called any more once this returned."""
+        flags = channel.CloseFlag.IF_OVER if if_over else channel.CloseFlag(0)
         try:
-            await self._request(FrameType.CLOSE, (Tag.SIZE, number))
+            await self._request(FrameType.CLOSE, (Tag.SIZE, number), (Tag.FLAGS, int(flags)))
         except GuestError as error:
             if error.errno not in (errno.ESRCH, errno.ENOENT):
                 raise

@@ -1,6 +1,7 @@
 """One command session: the sink of its process in the guest, its states, and who follows it."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,8 +73,8 @@ class Session:
     """States: created → (starting) → running → exited → ended.
 
     It ends when both streams are closed and stored, or a linger after the leader's end. A background child that outlives
-    the leader and holds its streams open does not keep the session from ending: it goes on running, and what it writes from
-    then on is taken from it and dropped, so that it never blocks on a full pipe. Deleting the session kills it.
+    the leader does not keep the session from ending: it goes on running, and what it writes from then on to streams that it
+    holds open is taken from it and dropped, so that it never blocks on a full pipe. Deleting the session kills it.
     """
 
     def __init__(self, folder: Path, record: Record, spool: Spool, around: Surroundings) -> None:
@@ -94,6 +95,7 @@ class Session:
         self._patience = _PATIENCE
         self._owed = (0, 0)
         self._streams_closed = False
+        self._outlived = False
         self._dropped = [0, 0]
         self._announced = False
         self._disposed = False
@@ -123,7 +125,7 @@ class Session:
     @property
     def living(self) -> bool:
         """Something of the process may live in the guest."""
-        return self.record.agent_open and not self._streams_closed
+        return self.record.agent_open and (self._outlived or not self._streams_closed)
 
     def status(self) -> SessionStatus:
         """What the control plane is told."""
@@ -480,7 +482,7 @@ class Session:
         self._around.published(self)
 
     def _forget_process(self) -> None:
-        """Once its streams are closed, lets the agent forget the process; a background child that lives is left alone."""
+        """Once its streams are closed, lets the agent forget the process; a background child that lives is left alone, and looked for again at each sweep."""
         if not (self.record.agent_open and self._streams_closed) or self._closing is not None:
             return
         link = self._link or self._around.link_of(self.record.spec.sandbox_id)
@@ -488,9 +490,15 @@ class Session:
             self._closing = asyncio.get_running_loop().create_task(self._close_process(link))
 
     async def _close_process(self, link: GuestLink) -> None:
+        deleting = self.record.hidden == "deleted"
         try:
-            await link.close_process(self.record.spec.process_id)
+            await link.close_process(self.record.spec.process_id, if_over=not deleting)
         except GuestError as error:
+            if error.errno == errno.EBUSY:
+                self._outlived, self._closing = True, None
+                if not deleting and self.record.hidden == "deleted":  # meanwhile
+                    self._forget_process()
+                return
             log.debug("closing the process of %s: %s", self.id, error)
         except LinkLost:
             self._closing = None  # the host says what became of the sandbox: lost, or up again
