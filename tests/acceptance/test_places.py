@@ -235,6 +235,8 @@ def test_a_command_in_a_shell(service: Service, sandbox: Sandbox) -> None:
         assert b"could not be started" in person.shown
     done = service.run("shell", sandbox.id, "--", "sh", "-c", "read line; echo got $line", input=b"piped\n")
     assert b"got piped" in ok(done)
+    # A login shell sets its terminal up while the end of the input is already there.
+    assert b"42" in ok(service.run("shell", sandbox.id, input=b"echo $((6 * 7))\n"))
 
 
 def test_ports_forwarded_and_linked(service: Service, sandbox: Sandbox) -> None:

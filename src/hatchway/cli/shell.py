@@ -129,8 +129,13 @@ class _Shell:
         try:
             while typed := await self._typed.get():
                 await self._terminal.send(typed)
-            # What ends the input of a terminal is a letter; its end as such would hang up on the command.
-            await self._terminal.send(b"\x04")
+            # What ends the input of a terminal is a letter; its end as such would hang up on the command. A program that sets
+            # the terminal up just then (a shell that begins) never sees it: so again, until the command has ended.
+            pause_s = 1.0
+            while True:
+                await self._terminal.send(b"\x04")
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 30.0)
         except Conflict:
             return  # the command has ended; what it wrote is still coming
         except HatchwayError as error:
