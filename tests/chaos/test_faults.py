@@ -98,10 +98,10 @@ CASES = {
     "stop": Case(_to(), _do(Verb.STOP), ("launcher-did.forget_vm",)),
     "stop of a suspended one": Case(_to(Verb.SUSPEND), _do(Verb.STOP), ("replaced.record.json",)),
     "start": Case(_to(Verb.STOP), _do(Verb.START), ("phase.start", "phase.ready")),
-    "fork": Case(_to(), lambda acts, box: acts.fork(box, 2), ("copy..memory-merged", "copy..upper.qcow2.new")),
+    "fork": Case(_to(), lambda acts, box: acts.fork(box, 2), ("copy.memory-base", "copy.upper.qcow2")),
     "fork of a suspended one": Case(_to(Verb.SUSPEND), lambda acts, box: acts.fork(box), ("phase.load",)),
     "full snapshot": Case(_to(), _keep(SnapshotKind.FULL), ("file.snapshot.json", "create.memory.diff")),
-    "disk snapshot": Case(_to(), _keep(SnapshotKind.DISK), ("agent.freeze", "copy..upper.qcow2.new")),
+    "disk snapshot": Case(_to(), _keep(SnapshotKind.DISK), ("agent.freeze", "copy.upper.qcow2")),
     "rollback to a full one": Case(_with_snapshot(SnapshotKind.FULL), _roll_back, ("phase.verify", "phase.load")),
     "rollback to a disk one": Case(_with_snapshot(SnapshotKind.DISK), _roll_back, ("phase.verify", "phase.disk")),
     "create from a full one": Case(_with_snapshot(SnapshotKind.FULL), _revive, ("phase.load",)),
@@ -188,13 +188,33 @@ async def test_every_process_may_die_at_every_point(world: PlayedWorld, api: Api
     await trials.acts.end()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("pause", "resume")])
+@pytest.mark.parametrize("name", [name for name in CASES if name != "delete of a snapshot"])
 async def test_a_disk_that_is_full_or_broken_loses_nothing(world: PlayedWorld, api: Api, name: str) -> None:
     trials = Trials(world, api, CASES[name])
-    points = [point for point in await trials.points() if point.partition(".")[0] in ("file", "copy", "create")]
+    points = [
+        point for point in await trials.points() if point.partition(".")[0] in ("file", "replaced", "copy", "create")
+    ]
     assert points
+    missed = []
     for point in points:
         for number in (errno.ENOSPC, errno.EIO):
-            assert await trials.once(point, f"errno {number}"), point
-    assert world.restarts == 0
+            missed += [] if await trials.once(point, f"errno {number}") else [point]
+    assert set(missed) <= {"copy.memory-base"}, "only the memory that is merged once for all"
+    # What the node remembers, and what it wrote down, are the same.
+    world.kill("node")
+    await trials.acts.compare()
     await trials.acts.end()
+
+
+async def test_a_suspension_that_is_not_surely_recorded_is_none(world: PlayedWorld, api: Api) -> None:
+    acts = Acts(api, world, tolerant=True)
+    box = await acts.create()
+    assert box is not None
+    await acts.write(box)
+    world.arm("replaced.record.json", f"errno {errno.EIO}")
+    await acts.do(box, Verb.SUSPEND)
+    assert box.state is State.RUNNING
+    await acts.compare()
+    world.kill("node")
+    await acts.compare()
+    await acts.same(box)

@@ -49,9 +49,23 @@ class Acts:
         self.chance = random.Random(seed)
         self._tolerant = tolerant
         self._new = {"template": "seed:latest", **(new or {})}
+        self._others: frozenset[str] = frozenset()
         self._told = 0
         self._key = ""
         self._sent: tuple[str, dict[str, Any] | None] = ("", None)
+
+    async def look_away(self) -> None:
+        """What is there now is somebody else's, and is left alone."""
+        self._others = frozenset((await self.api.all("sandboxes")).keys() | (await self.api.all("snapshots")).keys())
+
+    async def leave(self) -> None:
+        """Deletes what is left of ours, without comparing: after a divergence, or when it is given up."""
+        for what in ("sandboxes", "snapshots"):
+            for name in await self._listed(what):
+                await self.api.delete(f"/v1/{what}/{name}")
+
+    async def _listed(self, what: str) -> dict[str, dict[str, Any]]:
+        return {name: one for name, one in (await self.api.all(what)).items() if name not in self._others}
 
     # -- comparing
 
@@ -61,7 +75,7 @@ class Acts:
         await self._until(lambda: self.ground.strays(self.model.states(), set(self.model.kept)))
 
     async def _differences(self) -> list[str]:
-        listed, kept = await self.api.all("sandboxes"), await self.api.all("snapshots")
+        listed, kept = await self._listed("sandboxes"), await self._listed("snapshots")
         found: list[str] = []
         for name in listed.keys() | self.model.boxes.keys():
             shown, box = listed.get(name), self.model.boxes.get(name)
@@ -223,7 +237,7 @@ class Acts:
 
     async def remove_branches(self, box: Box) -> None:
         """Those of a fork that did not succeed are there, and can be deleted."""
-        for name, shown in (await self.api.all("sandboxes")).items():
+        for name, shown in (await self._listed("sandboxes")).items():
             if name not in self.model.boxes and shown["forked_from"] == box.id:
                 self.model.forked(box, name)
                 await self.do(self.model.boxes[name], Verb.DELETE)
@@ -245,7 +259,7 @@ class Acts:
 
     async def remove_failed_snapshots(self) -> None:
         """Those whose making failed say so, and can be deleted."""
-        for name, shown in (await self.api.all("snapshots")).items():
+        for name, shown in (await self._listed("snapshots")).items():
             if name not in self.model.kept:
                 if shown["state"] not in ("failed", "deleting") or shown["error"] is None:
                     raise Divergence(f"A snapshot that was not made: {shown}")

@@ -1,4 +1,4 @@
-"""Commands that run the service itself: `up`, `down`, `doctor`, `bench`. With `keys` and `journal`, the only ones that reach the supervisor."""
+"""Commands that run the service itself: `up`, `down`, `doctor`, `bench`, `chaos`. With `keys` and `journal`, the only ones that reach the supervisor."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
     app.command("backup")(backup)
     app.command("bench")(bench)
+    app.command("chaos")(chaos)
 
 
 def up(
@@ -182,6 +183,22 @@ def bench(
     from hatchway.bench.commands import run
 
     finish(lambda: run(names or [], data_folder(data_dir), runs=runs, as_json=json), json)
+
+
+def chaos(
+    kills: Annotated[int, typer.Option("--kills", min=1, max=100_000, help="How many processes are killed.")] = 300,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="ROLE,...", help="Of control, node and launcher; default: all.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Walk as an earlier run did.")] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Kill processes of the running service at random, and compare what it shows with what must be. Other sandboxes are left alone."""
+    from hatchway.chaos.commands import run
+
+    roles = [] if only is None else [role.strip() for role in only.split(",")]
+    finish(lambda: run(data_folder(data_dir), kills=kills, only=roles, seed=seed, as_json=json), json)
 
 
 def _settings(data_dir: Path | None, config: Path | None) -> "Settings":

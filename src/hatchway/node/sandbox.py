@@ -463,8 +463,12 @@ class Sandbox:
                 break
             except OSError as error:
                 # What happened is recorded also on a full disk; a creation would only make it fuller.
-                if error.errno not in FULL or state == "creating" or not self.context.ballast.give():
-                    raise
+                if error.errno in FULL and state != "creating" and self.context.ballast.give():
+                    continue
+                if state != "creating":
+                    # It may be there all the same, and not surely durable: what holds instead is written as soon as can be.
+                    self._late = asyncio.get_running_loop().call_later(0.0, self._record_or_later)
+                raise
         self.record.state = state
 
     def forget_kept(self) -> None:

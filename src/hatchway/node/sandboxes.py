@@ -222,6 +222,8 @@ class Sandboxes:
                 sandbox.save_in_hand("creating", durable=False)
             except (HatchwayError, OSError) as error:
                 refused[branch.sandbox_id] = explained(error)
+                # Made for a record that was not written, or not surely.
+                shutil.rmtree(self._context.root / spec.sandbox_id, ignore_errors=True)
                 continue
             self._sandboxes[spec.sandbox_id] = sandbox
             made.append(sandbox)

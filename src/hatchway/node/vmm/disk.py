@@ -15,8 +15,10 @@ The links keep a lower layer alive for as long as any sandbox needs it, whatever
 ever written, and its octets are the VMM's: nothing here believes more of it than the size in its header.
 """
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -209,11 +211,11 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def copy_sparse(source: Path, target: Path, *, durable: bool = True) -> None:
-    """Copies a file, sharing its blocks where the file system can, else leaving its holes out. Raises `OSError`."""
-    with source.open("rb") as reader, target.open("xb") as writer:
+    """Copies a file, sharing its blocks where the file system can, else leaving its holes out. Raises `OSError`; no part is left then."""
+    with source.open("rb") as reader, target.open("xb") as writer, _whole_or_none(target):
         size = os.fstat(reader.fileno()).st_size
         os.ftruncate(writer.fileno(), size)
-        reached("copy", target.name)
+        reached("copy", source.name)
         offset = 0
         while offset < size:
             try:
@@ -224,6 +226,15 @@ def copy_sparse(source: Path, target: Path, *, durable: bool = True) -> None:
             _copy_range(reader.fileno(), writer.fileno(), start, offset)
         if durable:
             os.fsync(writer.fileno())
+
+
+@contextlib.contextmanager
+def _whole_or_none(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
