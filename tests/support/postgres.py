@@ -6,6 +6,7 @@ Nothing of it is durable: a test that kills a server itself asks for one that is
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import itertools
 import os
@@ -26,6 +27,9 @@ from hatchway.storage.tables import metadata
 WITHIN = 60.0
 TEMPLATE = "hatchway_template"
 _ROOT = Path(__file__).parents[2]
+_PREFIX = "hwpg-"
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
 _numbers = itertools.count(1)
 
 
@@ -33,7 +37,9 @@ class PostgresServer:
     """A server that runs. `url(name)` is what `Database.open` takes."""
 
     def __init__(self, *, durable: bool = False) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hwpg-", dir="/tmp"))  # a socket's path ends at 108 octets
+        _sweep()
+        # A socket's path ends at 108 octets.
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
@@ -62,6 +68,7 @@ class PostgresServer:
                 group=_group(self._user),
                 extra_groups=[] if os.geteuid() == 0 else None,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         deadline = time.monotonic() + WITHIN
         while True:
@@ -204,6 +211,19 @@ def _run(command: list[str], user: int | None) -> None:
         group=_group(user),
         extra_groups=[] if user else None,
     )
+
+
+def _die_with_parent() -> None:
+    """In the child, after it has its user: a test process that is killed leaves no server."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+
+
+def _sweep() -> None:
+    """Removes what test processes left that were killed; their servers ended with them."""
+    for left in Path("/tmp").glob(f"{_PREFIX}*-*"):
+        number = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if number.isdigit() and not Path(f"/proc/{number}").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _give(folder: Path, user: int | None) -> None:
