@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.pseudo_terminal import Person
 
-from hatchway.cli import copying, passing
+from hatchway.cli import copying, passing, progress
 from hatchway.cli.copying import Copier, Place, place
 from hatchway.cli.escapes import Escapes
 from hatchway.cli.forward import ports_of
 from hatchway.cli.front import Front
-from hatchway.cli.progress import shown
+from hatchway.cli.progress import patience, shown
 from hatchway.client import FileEntry, InvalidRequest, NotFound, Transfer
 
 BOX = "abcdefghij0123456789"
@@ -222,3 +223,28 @@ def test_a_copy_without_a_service_fails_with_its_status(tmp_path: Path) -> None:
     )
     assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
     assert b"connection_failed" in done.stderr
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_who_waits_at_a_terminal_is_told_why(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    told = threading.Event()
+    texts: list[str] = []
+    monkeypatch.setattr(progress, "note", lambda text: (texts.append(text), told.set()))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with patience("being made", after_s=0):
+        assert told.wait(10 if terminal else 0) is terminal
+    assert texts == ["being made"] * terminal
+
+
+def test_who_need_not_wait_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(progress, "note", texts.append)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    before = set(threading.enumerate())
+    with patience("being made", after_s=3600):
+        ours = set(threading.enumerate()) - before
+    for thread in ours:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert len(ours) == 1
+    assert texts == []

@@ -122,4 +122,4 @@ def _show(front: Front, snapshots: "Iterator[Snapshot]") -> None:
         print_json(found)
     else:
         rows = [(one.id, one.kind, one.state, one.sandbox_id or "", one.name or "") for one in found]
-        print_table(("id", "kind", "state", "sandbox", "name"), rows)
+        print_table(("SNAPSHOT", "KIND", "STATE", "SANDBOX", "NAME"), rows)

@@ -72,7 +72,9 @@ class Copier:
         """Copies one thing; `into` says that `target` has to be a folder."""
         if (source.is_pipe and target.is_pipe) or (source.sandbox is None and target.sandbox is None):
             raise InvalidRequest(
-                "no_sandbox", "Neither of the two is in a sandbox.", "Write one of them as SANDBOX:PATH."
+                "no_sandbox",
+                "Neither of the two is in a sandbox.",
+                "Write one of them as SANDBOX:PATH, where SANDBOX is an id of 20 letters and digits (`hatchway ls`), not a name.",
             )
         if source.is_pipe:
             return self._from_stdin(target)

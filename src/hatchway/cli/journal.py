@@ -35,9 +35,9 @@ def journal(
     from hatchway.supervisor.journal import LEVELS, ROLES, Wanted
 
     if not set(role or ()) <= set(ROLES):
-        raise typer.BadParameter(f"is one of {', '.join(ROLES)}", param_hint="--role")
+        raise typer.BadParameter(f"give one of {', '.join(ROLES)}", param_hint="--role")
     if level not in LEVELS:
-        raise typer.BadParameter(f"is one of {', '.join(LEVELS)}", param_hint="--level")
+        raise typer.BadParameter(f"give one of {', '.join(LEVELS)}", param_hint="--level")
     given = {"request_id": request, "operation_id": operation, "sandbox_id": sandbox}
     members = {name: value for name, value in given.items() if value is not None}
     wanted = Wanted(roles=tuple(role or ROLES), level=level, members=members)

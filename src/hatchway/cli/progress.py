@@ -1,11 +1,12 @@
-"""How far a copy is, on a terminal; nothing is shown elsewhere."""
+"""How far something is, on a terminal; nothing is shown elsewhere."""
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .front import Front
+from .front import Front, note
 
 
 def shown(name: str) -> str:
@@ -31,3 +32,24 @@ def meter(front: Front, total: int | None) -> Iterator[Callable[[int, str], None
             progress.update(task, completed=done, name=shown(name)[-40:])
 
         yield tell
+
+
+@contextmanager
+def patience(text: str, after_s: float = 3.0) -> Iterator[None]:
+    """Says `text` to whoever has waited for `after_s` seconds at a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(after_s, note, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+BEING_MADE = (
+    "the sandbox is being made; the first one of a size takes longer, because a snapshot for all others is baked"
+)
+"""What whoever waits for a sandbox is told."""

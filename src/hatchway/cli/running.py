@@ -19,6 +19,7 @@ from hatchway.client import Conflict, Exit, Gap, HatchwayError, Limits, Output, 
 from .front import Front, note
 from .interrupts import Interrupted, Interrupts
 from .output import write_octets
+from .progress import BEING_MADE, patience
 
 if TYPE_CHECKING:
     from hatchway.client import Sandbox, Session
@@ -87,7 +88,8 @@ def run_in_new(
                         wait=False,
                     )
                 assert sandbox.operation is not None  # a create always has one
-                front.client.operations.wait(sandbox.operation.id, timeout=_CREATE_S)
+                with patience(BEING_MADE):
+                    front.client.operations.wait(sandbox.operation.id, timeout=_CREATE_S)
             if copy is not None:
                 from .copying import upload_folder
 

@@ -52,19 +52,22 @@ def create(
     no_wait: NoWait = False,
 ) -> None:
     """Make a sandbox that stays, and print its id."""
-    sandbox = front.client.sandboxes.create(
-        template,
-        snapshot=snapshot,
-        name=name,
-        metadata=pairs(metadata, "--metadata") or None,
-        env=pairs(env, "--env") or None,
-        vcpus=vcpus,
-        memory_mib=memory,
-        disk_mib=disk,
-        require_isolation=require_isolation,
-        wait=not no_wait,
-        timeout=_WAIT_S,
-    )
+    from .progress import BEING_MADE, patience
+
+    with patience(BEING_MADE):
+        sandbox = front.client.sandboxes.create(
+            template,
+            snapshot=snapshot,
+            name=name,
+            metadata=pairs(metadata, "--metadata") or None,
+            env=pairs(env, "--env") or None,
+            vcpus=vcpus,
+            memory_mib=memory,
+            disk_mib=disk,
+            require_isolation=require_isolation,
+            wait=not no_wait,
+            timeout=_WAIT_S,
+        )
     if front.json:
         from .output import print_json
 

@@ -72,7 +72,8 @@ def query(request: Request, kind: type[T], *, prefixes: tuple[str, ...] = ()) ->
 def check_id(value: str, what: str, error: type[HatchwayError]) -> str:
     """Raises the error of an unknown thing for what cannot be an id: nothing is there by that name either."""
     if not is_id(value):
-        raise error(f"unknown_{what}", f"There is no {what} {value[:64]!r}.", "An id is 20 characters of a-z and 0-9.")
+        remedy = "Give its id, which is 20 characters of a-z and 0-9; a name is no id. Lists show the ids."
+        raise error(f"unknown_{what}", f"There is no {what} {value[:64]!r}.", remedy)
     return value
 
 

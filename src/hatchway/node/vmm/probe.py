@@ -344,13 +344,11 @@ def _reflink(data: Path) -> Finding:
             fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.EXDEV, errno.ENOSYS):
-            return Finding(
-                "data folder", "degraded", f"{there}: {error.strerror}.", "Give the service's user write access."
-            )
+            return Finding("disks", "degraded", f"{there}: {error.strerror}.", "Give the service's user write access.")
         return Finding(
-            "data folder",
+            "disks",
             "ok",
             f"{free} MiB free; no reflinks on this file system: disks are layered, and copied where a copy is needed.",
             "XFS or Btrfs copies disks at once.",
         )
-    return Finding("data folder", "ok", f"{free} MiB free; the file system has reflinks.")
+    return Finding("disks", "ok", f"{free} MiB free; the file system has reflinks.")
