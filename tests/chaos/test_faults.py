@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
+from tests.support.played_node import BUSY
 from tests.support.played_world import ROLES, PlayedWorld
 
 from hatchway.chaos.acts import Acts
@@ -218,3 +219,20 @@ async def test_a_suspension_that_is_not_surely_recorded_is_none(world: PlayedWor
     world.kill("node")
     await acts.compare()
     await acts.same(box)
+
+
+async def test_a_restore_that_did_not_end_leaves_memory_and_disk_of_one_instant(world: PlayedWorld, api: Api) -> None:
+    """Also of a guest that could not be frozen, and wrote on while it was being restored."""
+    acts = Acts(api, world, tolerant=True)
+    box = await acts.create()
+    assert box is not None
+    await acts.write(box)
+    world.arm("agent.freeze", f"errno {errno.EIO}")
+    await acts.do(box, Verb.SUSPEND)
+    (world.folder / BUSY).write_text("what is not in its memory")
+    world.arm("vm-did.resume", f"kill {world.pid('node')}")
+    await acts.do(box, Verb.RESTORE)
+    assert not world.disarm()
+    assert not (world.folder / BUSY).exists()
+    await acts.same(box)
+    await acts.compare()

@@ -7,6 +7,7 @@ either is a short text (`write_guest`, `read_guest`), so that a test can tell wh
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -28,7 +29,7 @@ from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.events import Events
 from hatchway.node.exports import Exports
-from hatchway.node.guest.seam import AgentHello, LinkLost
+from hatchway.node.guest.seam import AgentHello, GuestError, LinkLost
 from hatchway.node.imports import Imports
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.service import NodeService
@@ -50,6 +51,8 @@ PAGE = 4096
 MEMORY = "memory"
 SHUT_DOWN = "shut-down"
 """In a machine's run folder: its guest powered it off."""
+BUSY = "busy"
+"""In the node's folder: a text that the next guest that is let go on writes to its disk at once; then it is taken away."""
 _AT = 1 << 20
 """Where in the topmost layer a guest keeps its text."""
 
@@ -133,6 +136,10 @@ class PlayedVm:
     async def resume(self) -> None:
         reached("vm", "resume")
         self._signal(signal.SIGCONT)
+        busy = self.spec.folder.parent.parent / BUSY
+        if busy.exists():
+            write_disk(self.spec.folder, busy.read_text())
+            busy.unlink()
         reached("vm-did", "resume")
 
     async def resize_disk(self, disk_mib: int) -> None:
@@ -299,7 +306,10 @@ class PlayedAgent:
         self._answer()
 
     async def freeze(self, within_ms: int) -> None:
-        reached("agent", "freeze")
+        try:
+            reached("agent", "freeze")
+        except OSError as error:
+            raise GuestError(error.errno or errno.EIO, "it does not freeze") from error
         self._answer()
 
     async def thaw(self) -> None:

@@ -85,8 +85,9 @@ class PlayedWorld:
     async def _start(self, role: str) -> None:
         told, tell = _processes.Pipe(duplex=False)
         arguments = (self._sockets[role], self.folder, self.faults, tell)
-        process = self._running[role] = _processes.Process(target=_MAINS[role], args=arguments, daemon=True)
+        process = _processes.Process(target=_MAINS[role], args=arguments, daemon=True)
         await asyncio.to_thread(process.start)
+        self._running[role] = process
         tell.close()
         ready, loop = asyncio.Event(), asyncio.get_running_loop()
         loop.add_reader(told.fileno(), ready.set)
