@@ -15,6 +15,7 @@ async def test_sixty_processes_die_and_nothing_is_lost(world: PlayedWorld, api: 
     walk = Walk(api, world, 11, tolerant=True)
 
     async def kill(role: str) -> None:
+        await world.up(role)
         world.kill(role)
 
     tolls = await storm(walk, kill, ROLES, KILLS)
@@ -22,5 +23,5 @@ async def test_sixty_processes_die_and_nothing_is_lost(world: PlayedWorld, api: 
     assert sum(toll.kills for toll in tolls) == KILLS
     assert all(toll.kills and toll.steps for toll in tolls)
     async with asyncio.timeout(60):
-        while world.restarts < KILLS // 2:  # some are killed again before they are back
+        while world.restarts < KILLS:
             await asyncio.sleep(0.01)

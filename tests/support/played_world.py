@@ -118,6 +118,12 @@ class PlayedWorld:
         """The process that plays the role now."""
         return int(self._running[role].pid)
 
+    async def up(self, role: str) -> None:
+        """Returns when the role is played, after a kill too."""
+        async with asyncio.timeout(WITHIN_S):
+            while not self._running[role].is_alive():
+                await asyncio.sleep(0.01)
+
     def kill(self, role: str) -> None:
         """SIGKILL; it is started again."""
         with contextlib.suppress(ProcessLookupError):
