@@ -23,11 +23,12 @@ WHOLE = bool(os.environ.get("HATCHWAY_TEST_CHAOS_WHOLE"))
 """Every process at every point; without it those that have nothing to do with a point take turns in being killed there."""
 BEHIND = re.compile(
     r"(call|answered|asked|done)\.(node\.|sandbox\.(list|get|activity)|session\.|events\.|template\.)|launcher(-did)?\.hello"
-    r"|written\..*(sweep|note_|_take_over|_write_|purge|flush|lease|beat|_signer|ensure|_void|Lifetimes|deleted)"
+    r"|(written|commit)\..*(sweep|note_|_take_over|_write_|purge|flush|lease|beat|_signer|ensure|_void|Lifetimes|deleted)"
 )
 """What happens by itself, beside every verb."""
 OWNERS = {
     "written": "control",
+    "commit": "control",
     "call": "control",
     "answered": "control",
     "launcher": "launcher",
@@ -205,6 +206,18 @@ async def test_a_disk_that_is_full_or_broken_loses_nothing(world: PlayedWorld, a
     world.kill("node")
     await trials.acts.compare()
     await trials.acts.end()
+
+
+@pytest.mark.parametrize("name", ["create", "suspend", "fork", "full snapshot"])
+async def test_a_database_that_cannot_be_written_loses_no_operation(world: PlayedWorld, api: Api, name: str) -> None:
+    trials = Trials(world, api, CASES[name])
+    points = [point for point in await trials.points() if point.startswith("commit.")]
+    assert len(points) >= 2, "one that takes it on, and one that ends it"
+    for point in points:
+        for number in (errno.ENOSPC, errno.EIO):
+            assert await trials.once(point, f"errno {number}"), point
+    await trials.acts.end()
+    assert not trials.acts.failures
 
 
 async def test_a_suspension_that_is_not_surely_recorded_is_none(world: PlayedWorld, api: Api) -> None:

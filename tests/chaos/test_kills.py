@@ -13,12 +13,7 @@ KILLS = 60
 
 async def test_sixty_processes_die_and_nothing_is_lost(world: PlayedWorld, api: Api) -> None:
     walk = Walk(api, world, 11, tolerant=True)
-
-    async def kill(role: str) -> None:
-        await world.up(role)
-        world.kill(role)
-
-    tolls = await storm(walk, kill, ROLES, KILLS)
+    tolls = await storm(walk, world, ROLES, KILLS)
     await walk.end()
     assert sum(toll.kills for toll in tolls) == KILLS
     assert all(toll.kills and toll.steps for toll in tolls)

@@ -5,22 +5,26 @@ As in `hatchway up`, the listening sockets are held by who starts the processes:
 
 import asyncio
 import contextlib
+import errno
 import multiprocessing
 import os
 import shutil
 import signal
 import socket
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import OperationalError
 from tests.support import played_launcher, played_node
 from tests.support.played_launcher import machines, read_record
 
 from hatchway.control import main as control_main
 from hatchway.control.config import ControlConfig
 from hatchway.node.vmm import disk as disks
+from hatchway.storage.sqlite import SqliteDatabase
 from hatchway.wire import fault_points
 
 ROLES = ("launcher", "node", "control")
@@ -47,10 +51,32 @@ def run_node(sock: socket.socket, folder: Path, faults: Path, told: Connection) 
 def run_control(sock: socket.socket, folder: Path, faults: Path, told: Connection) -> None:
     """The control plane's process."""
     fault_points.listen(faults)
+    setattr(SqliteDatabase, "write", _write)  # noqa: B010  # typed for any transaction
     config = ControlConfig(
         folder=folder / "control", node_socket=folder / "run" / "node.sock", reconcile_every_s=1.0, ballast_mib=1
     )
     control_main.run(config, api=sock, ready=lambda: _tell(told))
+
+
+_plain_write = SqliteDatabase.write
+_CODES = {errno.ENOSPC: sqlite3.SQLITE_FULL, errno.EIO: sqlite3.SQLITE_IOERR_WRITE}
+
+
+async def _write(self: SqliteDatabase, body: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    """A transaction that passes a point before it is committed: an error there is what SQLite says of the disk."""
+
+    def whole(connection: Any, *args: Any, **more: Any) -> Any:
+        result = body(connection, *args, **more)
+        try:
+            fault_points.reached("commit", body.__qualname__)
+        except OSError as error:
+            broken = sqlite3.OperationalError(str(error))
+            broken.sqlite_errorcode = _CODES[error.errno or errno.EIO]
+            raise OperationalError("COMMIT", {}, broken) from error
+        return result
+
+    whole.__qualname__ = body.__qualname__
+    return await _plain_write(self, whole, *args, **more)
 
 
 _MAINS: dict[str, Callable[..., None]] = {"launcher": run_launcher, "node": run_node, "control": run_control}
@@ -118,11 +144,9 @@ class PlayedWorld:
         """The process that plays the role now."""
         return int(self._running[role].pid)
 
-    async def up(self, role: str) -> None:
-        """Returns when the role is played, after a kill too."""
-        async with asyncio.timeout(WITHIN_S):
-            while not self._running[role].is_alive():
-                await asyncio.sleep(0.01)
+    def settled(self, role: str) -> bool:
+        """Whether the role is played."""
+        return bool(self._running[role].is_alive())
 
     def kill(self, role: str) -> None:
         """SIGKILL; it is started again."""

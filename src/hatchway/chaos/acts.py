@@ -98,7 +98,7 @@ class Acts:
 
     async def _until(self, look: Callable[[], Awaitable[list[str]]]) -> None:
         """Waits until nothing is amiss: what is removed behind an answer may take its time."""
-        until = time.monotonic() + WITHIN_S / 4
+        until = time.monotonic() + WITHIN_S / 2
         while found := await look():
             if time.monotonic() > until:
                 raise Divergence("\n".join(found))

@@ -13,7 +13,17 @@ from hatchway.chaos.model import Divergence
 WITHIN_S = 120.0
 """How long the service may be away, and how long an operation may take."""
 AGAIN_S = 0.05
-_NOT_NOW = frozenset({"closing", "node_unreachable", "peer_lost", "node_timeout", "database_busy", "database_closed"})
+_NOT_NOW = frozenset(
+    {
+        "closing",
+        "node_unreachable",
+        "peer_lost",
+        "node_timeout",
+        "database_busy",
+        "database_closed",
+        "database_unusable",
+    }
+)
 """Codes with which the service says that it is just being started again."""
 
 

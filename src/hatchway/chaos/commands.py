@@ -49,7 +49,7 @@ async def _run(data_dir: Path, url: str, key: str, kills: int, roles: list[str],
         walk = Walk(api, ground, seed, tolerant=True, new=SMALL, weights=SLOW, most=4)
         try:
             await walk.look_away()
-            tolls = await storm(walk, ground.kill, roles, kills, _progress)
+            tolls = await storm(walk, ground, roles, kills, _progress)
             await walk.end()
         finally:
             _progress("")

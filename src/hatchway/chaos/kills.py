@@ -3,8 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from hatchway.chaos.walk import Walk
 
@@ -18,38 +19,48 @@ class Toll:
     steps: int = 0
     """Steps that were under way then."""
     longest_s: float = 0.0
-    """The longest time from a kill to the end of the step that it hit, with all comparisons."""
+    """The longest time from a kill, of this role or others with it, to the end of the step that it hit, with all comparisons."""
+
+
+class Victims(Protocol):
+    """The processes that are killed."""
+
+    def settled(self, role: str) -> bool:
+        """Whether the role is there, and may be killed again."""
+
+    def kill(self, role: str) -> None:
+        """SIGKILL; somebody starts it again."""
 
 
 async def storm(
-    walk: Walk,
-    kill: Callable[[str], Awaitable[None]],
-    roles: Sequence[str],
-    kills: int,
-    told: Callable[[str], None] = lambda _: None,
+    walk: Walk, victims: Victims, roles: Sequence[str], kills: int, told: Callable[[str], None] = lambda _: None
 ) -> list[Toll]:
     """Walks until so many processes were killed, each at a random instant of a step. Raises `Divergence`."""
     tolls = {role: Toll(role) for role in roles}
-    usual_s = 0.3
-    done = 0
+    usual_s, done = 0.3, 0
     while done < kills:
         told(f"kill {done + 1} of {kills}")
         began = time.monotonic()
         step = asyncio.ensure_future(walk.step())
         try:
-            victims = [role for role in roles if walk.chance.random() < 1 / len(roles)] or [walk.chance.choice(roles)]
-            for role in victims[: kills - done]:
+            settled, hit = [role for role in roles if victims.settled(role)], []
+            # More often one than several at once.
+            for role in walk.chance.sample(
+                settled, min(len(settled), kills - done, walk.chance.choice((1, 1, 1, 2, 3)))
+            ):
                 await asyncio.wait({step}, timeout=walk.chance.random() * usual_s)
-                tolls[role].steps += not step.done()
-                killed = time.monotonic()
-                await kill(role)
                 tolls[role].kills += 1
+                tolls[role].steps += not step.done()
+                walk.note(f"  {role} is killed")
+                victims.kill(role)
+                hit.append(role)
                 done += 1
-                await step if role == victims[-1] else None
-                tolls[role].longest_s = max(tolls[role].longest_s, time.monotonic() - killed)
+            killed = time.monotonic()
             await step
         finally:
             step.cancel()
+        for role in hit:
+            tolls[role].longest_s = max(tolls[role].longest_s, time.monotonic() - killed)
         usual_s = 0.9 * usual_s + 0.1 * min(time.monotonic() - began, 2.0)
     return list(tolls.values())
 

@@ -28,7 +28,7 @@ from hatchway.wire.small_files import replace_file
 from hatchway.wire.supervision import Supervision
 
 RESTART_PAUSE_S = 1.0
-"""A role that died within a second of its start is started again after this, doubled each time up to 30 s."""
+"""A role that died within ten seconds of its start, again, is started again after this, doubled each time up to 30 s."""
 DRAIN_WITHIN_S = 60.0
 END_WITHIN_S = 10.0
 LISTEN_EVERY_S = 5.0
