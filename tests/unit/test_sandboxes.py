@@ -17,7 +17,7 @@ from hatchway.domain.errors import Conflict, HatchwayError, Internal, Unavailabl
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State
 from hatchway.domain.shapes import Shape
-from hatchway.node import adoption, creation, pausing
+from hatchway.node import adoption, branching, creation, pausing
 from hatchway.node import record as records
 from hatchway.node import sandbox as sandbox_module
 from hatchway.node import sandboxes as sandboxes_module
@@ -25,7 +25,7 @@ from hatchway.node.endings import ended_by
 from hatchway.node.guest.seam import LinkLost
 from hatchway.node.starts import AT_ONCE
 from hatchway.node.vmm.seam import ExitStatus, LauncherUnavailable, VmmTimeout
-from hatchway.wire.node import SandboxSpec
+from hatchway.wire.node import Branch, SandboxSpec
 
 WITHIN = 10.0
 
@@ -405,6 +405,32 @@ async def test_a_resume_whose_agent_does_not_answer_stays_paused_and_can_be_trie
     node.launcher.hooks.clear()
     assert (await pausing.resume(sandbox)).state == "running"
     assert machine.status == "running"
+
+
+async def test_a_fork_that_is_asked_again_waits_for_the_one_in_hand(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    source, gate = node.sandboxes.get(spec.sandbox_id), Gate()
+
+    async def slowly(_: Any, made: Any, __: Any) -> float:
+        await gate()
+        for branch in made:
+            branch.save(State.RUNNING)
+        return 1.0
+
+    monkeypatch.setattr(branching, "fork", slowly)
+    monkeypatch.setattr(node.sessions, "branched", lambda _: (), raising=False)
+    wanted = [Branch(sandbox_id=new_id(), generation=1, hostname="branch", env={})]
+    first = asyncio.create_task(node.sandboxes.fork(source, wanted))
+    await gate.entered.wait()
+    again = asyncio.create_task(node.sandboxes.fork(source, wanted))
+    await settle()
+    assert not again.done(), "the branch is on its way: nothing can be said of it yet"
+    gate.open.set()
+    for answer in await asyncio.gather(first, again):
+        assert [(one.error, one.observed and one.observed.state) for one in answer.branches] == [(None, "running")]
 
 
 # -- restarts of the node

@@ -154,6 +154,11 @@ class Sandbox:
             await asyncio.wait([self._task])
         return await self.do(Verb.DELETE, self._delete)
 
+    async def quiet(self) -> None:
+        """Waits until nothing is in hand."""
+        while (busy := self._busy()) is not None:
+            await asyncio.wait([busy])
+
     # -- before and after this process
 
     async def before_verbs(self, body: Callable[[], Awaitable[None]]) -> None:

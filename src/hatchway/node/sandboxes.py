@@ -191,6 +191,11 @@ class Sandboxes:
         Raises what kept the source from being captured; what is wrong with single branches is in the answer.
         """
         refused: dict[str, HatchwayError] = {}
+        if all(one.sandbox_id in self._sandboxes for one in wanted):
+            # Asked again by a control process that does not know how far it is: what is in hand is waited for.
+            await source.do(Verb.FORK, _nothing)
+            there = (self._sandboxes.get(one.sandbox_id) for one in wanted)
+            await asyncio.gather(*(sandbox.quiet() for sandbox in there if sandbox is not None))
         while new := [one for one in wanted if one.sandbox_id not in self._sandboxes and one.sandbox_id not in refused]:
             made: list[Sandbox] = []
             stopped: list[float] = []
@@ -248,7 +253,7 @@ class Sandboxes:
                 details = {"code": error.code, "cause": error.cause, "remedy": error.remedy}
                 outcomes.append(BranchOutcome(sandbox_id=branch.sandbox_id, error=details))
             else:
-                cause = "It was deleted meanwhile." if sandbox is None else sandbox.record.reason
+                cause = "It was deleted meanwhile." if sandbox is None else sandbox.record.reason or "It was not made."
                 details = {"code": "branch_failed", "cause": cause, "remedy": "Fork again."}
                 outcomes.append(BranchOutcome(sandbox_id=branch.sandbox_id, error=details))
         return ForkAnswer(source=source.observed(), branches=tuple(outcomes), source_stopped_ms=round(stopped_ms, 2))
@@ -307,3 +312,7 @@ class Sandboxes:
     def drop(self, sandbox_id: str) -> None:
         """Forgets a deleted sandbox."""
         self._sandboxes.pop(sandbox_id, None)
+
+
+async def _nothing() -> None:
+    """What is left to do of a verb that is only waited for."""
