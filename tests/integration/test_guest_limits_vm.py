@@ -244,7 +244,7 @@ async def test_connections_to_ports_inside(shell: Shell) -> None:
 async def test_metrics(shell: Shell) -> None:
     metrics = await shell.link.metrics()
     assert metrics.cpus == 1
-    assert 0 < metrics.processes < 50
+    assert 0 <= metrics.processes < 50  # those of sessions: there may be none
     assert 0 < metrics.memory_available_kib < metrics.memory_total_kib < 256 << 10
     assert metrics.load1_milli > 0
     async with running(shell, "sleep 1000 & sleep 1000 & echo up; wait"):
