@@ -54,7 +54,7 @@ def create(http: httpx.Client, **body: Any) -> httpx.Response:
 
 def test_an_unknown_template(http: httpx.Client) -> None:
     body = problem(create(http, template="nothing:here"), 422, "unknown_template")
-    assert "seed:latest" in body["remedy"]
+    assert "GET /v1/templates" in body["remedy"]  # which names those that the project may use, and no others
 
 
 @pytest.mark.parametrize("key", [None, "hw_wrong", "nonsense"])
