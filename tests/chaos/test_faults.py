@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
+from tests.support.chaos_fixtures import api, world
 from tests.support.played_node import BUSY
 from tests.support.played_world import ROLES, PlayedWorld
 
@@ -18,6 +19,8 @@ from hatchway.chaos.acts import Acts
 from hatchway.chaos.api import Api
 from hatchway.chaos.model import Box, Divergence
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
+
+__all__ = ["api", "world"]
 
 WHOLE = bool(os.environ.get("HATCHWAY_TEST_CHAOS_WHOLE"))
 """Every process at every point; without it those that have nothing to do with a point take turns in being killed there."""

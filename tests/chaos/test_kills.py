@@ -2,11 +2,14 @@
 
 import asyncio
 
+from tests.support.chaos_fixtures import api, world
 from tests.support.played_world import ROLES, PlayedWorld
 
 from hatchway.chaos.api import Api
 from hatchway.chaos.kills import storm
 from hatchway.chaos.walk import Walk
+
+__all__ = ["api", "world"]
 
 KILLS = 60
 

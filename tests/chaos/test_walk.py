@@ -1,10 +1,13 @@
 """Two thousand random steps against the real control plane and the real core of a node; every one is compared with the model."""
 
 import pytest
+from tests.support.chaos_fixtures import api, world
 from tests.support.played_world import PlayedWorld
 
 from hatchway.chaos.api import Api
 from hatchway.chaos.walk import WEIGHTS, Walk
+
+__all__ = ["api", "world"]
 
 STEPS = 500
 

@@ -1,4 +1,4 @@
-"""Worlds of played machines, and what is said when one diverged."""
+"""Fixtures of the tests of chaos: worlds of played machines, and their API."""
 
 import tempfile
 from collections.abc import AsyncIterator
