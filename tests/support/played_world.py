@@ -101,6 +101,7 @@ class PlayedWorld:
         self._keeping: list[asyncio.Task[None]] = []
         self.restarts = 0
         self._looks = 0
+        self._killed: set[int] = set()
 
     async def start(self) -> None:
         """Starts all; returns when all are ready."""
@@ -128,6 +129,7 @@ class PlayedWorld:
         while True:
             await self._ended(self._running[role])
             self.restarts += 1
+            self._killed.discard(self.pid(role))  # the number may be another's now
             await self._start(role)
 
     @staticmethod
@@ -146,10 +148,12 @@ class PlayedWorld:
 
     def settled(self, role: str) -> bool:
         """Whether the role is played."""
-        return bool(self._running[role].is_alive())
+        # One that was killed a moment ago may not have ended yet.
+        return self.pid(role) not in self._killed and bool(self._running[role].is_alive())
 
     def kill(self, role: str) -> None:
         """SIGKILL; it is started again."""
+        self._killed.add(self.pid(role))
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid(role), signal.SIGKILL)
 
