@@ -339,20 +339,24 @@ async def test_what_is_open_ends_with_its_token(module_opened: Opener) -> None:
 async def test_what_is_open_ends_with_the_node_and_with_the_sandbox(module_opened: Opener) -> None:
     plane = await module_opened()
 
+    asked = asyncio.Event()
+
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
+        asked.set()
         await reader.read()
 
     async with serving(hold) as port:
         async with connected(plane) as client:
             await client.send(request(plane, port))
-            await asyncio.sleep(0.2)
+            await asyncio.wait_for(asked.wait(), WITHIN)
             await plane.tell("lose", "The virtual machine ended.")
             assert await client.problem() == (503, "sandbox_unreachable")
         await plane.tell("connect", str(plane.agent_socket))
         async with connected(plane) as client, connected(plane) as idle:
+            asked.clear()
             await client.send(request(plane, port))
-            await asyncio.sleep(0.2)
+            await asyncio.wait_for(asked.wait(), WITHIN)
             stopping = asyncio.ensure_future(plane.tell("stop"))
             assert await client.is_closed()
             assert await idle.is_closed()

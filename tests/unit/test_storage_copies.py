@@ -9,7 +9,7 @@ from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import branches, operations, sandboxes, sessions, snapshots, transitions
+from hatchway.storage import branches, operations, outbox, sandboxes, sessions, snapshots, transitions
 from hatchway.storage.branches import NewBranches
 from hatchway.storage.database import Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
@@ -32,6 +32,13 @@ __all__ = ["database", "where"]
 def observed(row: SandboxRow, state: State, **changes: Any) -> Observed:
     fields: dict[str, Any] = {"sandbox_id": row.id, "project": row.project, "generation": 1, "boot_id": "b"}
     return Observed(**{**fields, "state": state, "sequence": 7, **changes})
+
+
+async def ends(database: Database, made: list[SandboxRow]) -> list[tuple[str, str, str | None, str]]:
+    """What the events say of the branches: the state that each came to, and why, in the order in which they are given."""
+    events = await database.read(outbox.after, 0, ("default",), 100)
+    told = {one.subject: one.data for one in events if one.kind == "sandbox.state_changed"}
+    return [(one.id, told[one.id]["state"], told[one.id]["cause"], told[one.id]["reason"]) for one in made]
 
 
 async def running(database: Database) -> SandboxRow:
@@ -242,6 +249,10 @@ async def test_a_fork_succeeds_in_part_and_says_which(database: Database) -> Non
     assert all(one.operation_id is None for one in after)
     assert (after[1].reason, bool(after[2].reason)) == ("Full.", True)
     assert (await database.read(sandboxes.get, "default", row.id)).state is State.RUNNING
+    told = await ends(database, made)
+    assert told == [
+        (one.id, one.state, one.cause, one.reason) for one in after
+    ]  # each by an event, also what was not made
     kept = await database.read(sessions.get, "default", session.session_id)
     assert (kept.state, kept.process_id, kept.forked_from is not None) == ("running", 4, True)
     assert after[0].last_process_id == 4  # the next session gets a number that its agent does not know
@@ -261,6 +272,7 @@ async def test_a_fork_without_any_branch_failed(database: Database) -> None:
         after = await database.read(sandboxes.get, "default", one.id)
         assert (after.state, after.cause, after.reason) == (State.FAILED, "operation_failed", "Full.")
         assert after.operation_id is None
+    assert [state for _, state, _, _ in await ends(database, made)] == [State.FAILED, State.FAILED]
 
 
 async def test_a_branch_can_be_deleted_while_it_is_made(database: Database) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, select
 
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State, Verb
 from hatchway.domain.lifetimes import Lifetime
 from hatchway.domain.shapes import Shape
-from hatchway.storage import idempotency, lifetimes, outbox, quotas, rows, sandboxes, sessions, transitions
+from hatchway.storage import idempotency, quotas, rows, sessions, transitions
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import sandboxes as table
@@ -28,26 +28,6 @@ class NewBranches(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     metadata: dict[str, str] | None = None
     env: dict[str, str] | None = None
-
-
-_RELEASE = (
-    update(table)
-    .where(table.c.id == bindparam("sandbox"), table.c.operation_id == bindparam("owner"))
-    .values(
-        state=bindparam("new_state"),
-        desired=bindparam("new_state"),
-        operation_id=None,
-        version=table.c.version + 1,
-        observed_sequence=bindparam("new_sequence"),
-        isolation=bindparam("new_isolation"),
-        boot_id=bindparam("new_boot_id"),
-        cause=bindparam("new_cause"),
-        reason=bindparam("new_reason"),
-        updated_at=bindparam("now"),
-        **lifetimes.BOUND,
-    )
-    .returning(table)
-)
 
 
 def accept(
@@ -129,33 +109,11 @@ def made(connection: Connection, operation: OperationRow, answer: ForkAnswer, st
 
 def _release_all(connection: Connection, operation: OperationRow, outcomes: Sequence[BranchOutcome]) -> None:
     for outcome in outcomes:
-        seen, now = outcome.observed, time.time()
+        seen = outcome.observed
         state = State.FAILED if seen is None else State(seen.state)
-        before = sandboxes.find(connection, outcome.sandbox_id)
-        if before is None:
-            continue
-        row = (
-            connection.execute(
-                _RELEASE,
-                {
-                    "sandbox": outcome.sandbox_id,
-                    "owner": operation.id,
-                    "new_state": state,
-                    "new_sequence": 0 if seen is None else seen.sequence,
-                    "new_isolation": None if seen is None else seen.isolation,
-                    "new_boot_id": None if seen is None else seen.boot_id,
-                    "new_cause": Cause.OPERATION_FAILED if seen is None else seen.cause,
-                    "new_reason": str((outcome.error or {}).get("cause", "")) if seen is None else seen.reason,
-                    "now": now,
-                    **lifetimes.moved(before, state, now),
-                },
-            )
-            .mappings()
-            .one_or_none()
-        )
-        if row is None:
+        cause = Cause.OPERATION_FAILED if seen is None else seen.cause
+        reason = str((outcome.error or {}).get("cause", "")) if seen is None else seen.reason
+        if not transitions.release(connection, operation, state, seen, cause, reason, sandbox_id=outcome.sandbox_id):
             continue  # deleted meanwhile
-        data = {"state": str(state), "previous": str(State.PENDING), "operation": operation.id}
-        outbox.append(connection, operation.project, "sandbox.state_changed", outcome.sandbox_id, data)
         for branched in outcome.sessions:
             sessions.branched(connection, operation.project, branched)

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, insert, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from hatchway.domain import schedules
 from hatchway.domain.errors import Conflict
@@ -121,20 +121,7 @@ _END = (
 )
 
 
-_ABANDON = (
-    update(table)
-    .where(table.c.operation_id == bindparam("owner"), table.c.id != bindparam("source"))
-    .values(
-        state=State.FAILED,
-        desired=State.FAILED,
-        operation_id=None,
-        version=table.c.version + 1,
-        cause=Cause.OPERATION_FAILED,
-        reason=bindparam("why"),
-        updated_at=bindparam("now"),
-        state_since=bindparam("now"),
-    )
-)
+_BRANCHES = select(table.c.id).where(table.c.operation_id == bindparam("owner"), table.c.id != bindparam("source"))
 _FAIL_SNAPSHOT = (
     update(snapshots_table)
     .where(snapshots_table.c.operation_id == bindparam("operation"), snapshots_table.c.state == "pending")
@@ -384,7 +371,9 @@ def give_up(
 
 def abandon_branches(connection: Connection, operation: OperationRow, why: str) -> None:
     """What a fork had stored and not made becomes `failed`, with the way out that every failed sandbox has."""
-    connection.execute(_ABANDON, {"owner": operation.id, "source": operation.target, "why": why, "now": time.time()})
+    unmade = connection.execute(_BRANCHES, {"owner": operation.id, "source": operation.target}).scalars().all()
+    for branch in unmade:
+        release(connection, operation, State.FAILED, None, Cause.OPERATION_FAILED, why, sandbox_id=branch)
 
 
 def succeed(
@@ -405,7 +394,7 @@ def succeed(
     ended = _end(connection, operation, "succeeded", shown, None, started_at)
     if ended is None:
         return None
-    return _release(connection, ended, before.desired, seen, None, "")
+    return release(connection, ended, before.desired, seen, None, "")
 
 
 def fail(
@@ -437,7 +426,7 @@ def fail(
             state, cause = State.DELETED, None
     elif state is State.FAILED and (seen is None or not reason):
         reason = str(error.get("cause") or "The operation failed.")
-    return _release(connection, ended, state, seen, cause, reason, failed=True)
+    return release(connection, ended, state, seen, cause, reason, failed=True)
 
 
 def move(connection: Connection, operation: OperationRow, node_id: str) -> SandboxRow | None:
@@ -495,7 +484,7 @@ def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
         state, reason = State.FAILED, "The creation was cancelled before it began."
         if operation.kind is Verb.IMPORT:
             state = State.DELETED
-    finished = _release(connection, ended, state, None, row.cause, reason)
+    finished = release(connection, ended, state, None, row.cause, reason)
     assert finished is not None
     return finished
 
@@ -636,7 +625,7 @@ def _end(
     return rows.operation(row)
 
 
-def _release(
+def release(
     connection: Connection,
     operation: OperationRow,
     state: State,
@@ -645,15 +634,21 @@ def _release(
     reason: str,
     *,
     failed: bool = False,
+    sandbox_id: str | None = None,
 ) -> Finished | None:
-    before = sandboxes.find(connection, operation.target)
-    assert before is not None
+    """Lets go of the sandbox that the operation owns, its target unless `sandbox_id` names a branch, in its new state, with the event.
+
+    Returns None when it is no longer the operation's.
+    """
+    before = sandboxes.find(connection, sandbox_id or operation.target)
+    if before is None:
+        return None
     now = time.time()
     row = (
         connection.execute(
             _RELEASE,
             {
-                "sandbox": operation.target,
+                "sandbox": before.id,
                 "owner": operation.id,
                 "new_state": state,
                 "new_sequence": before.observed_sequence if seen is None else seen.sequence,

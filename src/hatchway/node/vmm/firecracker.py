@@ -101,7 +101,7 @@ class FirecrackerDriver:
 
     def baked_key(self, template_digest: str, shape: Shape, *, network: bool = True) -> str:
         """See `seam.Driver.baked_key`: 40 hexadecimal digits."""
-        conditions = self._manifest(shape, network).conditions()
+        conditions = self.conditions(shape, network=network).conditions()
         text = "\n".join([template_digest, *(f"{name}={value}" for name, value in sorted(conditions.items()))])
         return hashlib.sha256(text.encode()).hexdigest()[:40]
 
@@ -117,7 +117,7 @@ class FirecrackerDriver:
             fds.add_file(firecracker_args.INITRD_FD, spec.boot.initrd)
             self._add_disks(fds, spec, disk)
             await self._launch(spec, fds)
-        vm = self._vm(spec, bake=self._manifest(spec.shape, spec.network) if bakeable else None)
+        vm = self._vm(spec, bake=self.conditions(spec.shape, network=spec.network) if bakeable else None)
         async with undone_on_failure(vm, self._launcher):
             await vm.connect()
             machine = firecracker_args.Machine(spec.shape, spec.network, spec.boot.cmdline, self._limits)
@@ -134,7 +134,7 @@ class FirecrackerDriver:
             return running
         if (spec.shape.vcpus, spec.shape.memory_mib) != (baked.shape.vcpus, baked.shape.memory_mib):
             raise SnapshotMismatch(f"The snapshot {baked.key} has another shape than the sandbox.")
-        await asyncio.to_thread(manifest.verify, baked, self._manifest(spec.shape, spec.network))
+        await asyncio.to_thread(manifest.verify, baked, self.conditions(spec.shape, network=spec.network))
         with Descriptors() as fds:
             disk = await asyncio.to_thread(disks.prepare_raw, spec.folder, baked.upper, spec.shape.disk_mib * 2**20)
             await asyncio.to_thread(captures.keep_base, spec.folder, baked.memory)
@@ -164,15 +164,11 @@ class FirecrackerDriver:
             raise VmmError("Only a paused VM can be captured.")
         sparse = await vm.save_changes(folder)
         await asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk, whole=not sparse)
-        return functools.partial(captures.seal, folder, self._manifest(vm.spec.shape, vm.spec.network))
-
-    def conditions(self, shape: Shape, *, network: bool = True) -> Manifest:
-        """See `seam.Driver.conditions`."""
-        return self._manifest(shape, network)
+        return functools.partial(captures.seal, folder, self.conditions(vm.spec.shape, network=vm.spec.network))
 
     def verify(self, folder: Path, spec: VmSpec) -> None:
         """See `seam.Driver.verify`."""
-        captures.verify(folder, self._manifest(spec.shape, spec.network))
+        captures.verify(folder, self.conditions(spec.shape, network=spec.network))
 
     async def revive(
         self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
@@ -245,7 +241,8 @@ class FirecrackerDriver:
         fds.add_file(firecracker_args.MEMORY_FD, memory)
         fds.add_file(firecracker_args.STATE_FD, state)
 
-    def _manifest(self, shape: Shape, network: bool) -> Manifest:
+    def conditions(self, shape: Shape, *, network: bool = True) -> Manifest:
+        """See `seam.Driver.conditions`."""
         return Manifest(
             vmm=f"{self.name} {self.version}",
             build=self.build,

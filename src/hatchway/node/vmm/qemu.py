@@ -116,7 +116,7 @@ class QemuDriver:
 
     def baked_key(self, template_digest: str, shape: Shape, *, network: bool = True) -> str:
         """See `seam.Driver.baked_key`: 40 hexadecimal digits."""
-        conditions = self._manifest(shape, network).conditions()
+        conditions = self.conditions(shape, network=network).conditions()
         text = "\n".join([template_digest, *(f"{name}={value}" for name, value in sorted(conditions.items()))])
         return hashlib.sha256(text.encode()).hexdigest()[:40]
 
@@ -145,7 +145,7 @@ class QemuDriver:
                 ),
             )
             await self._launch(spec, root, parts, fds)
-        bake = self._manifest(spec.shape, spec.network) if bakeable else None
+        bake = self.conditions(spec.shape, network=spec.network) if bakeable else None
         vm = self._vm(spec, bake=bake, memory=memory)
         async with undone_on_failure(vm, self._launcher):
             await vm.connect()
@@ -200,15 +200,11 @@ class QemuDriver:
             os.close(diff)
             os.close(state)
         await asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk)
-        return functools.partial(captures.seal, folder, self._manifest(vm.spec.shape, vm.spec.network))
-
-    def conditions(self, shape: Shape, *, network: bool = True) -> Manifest:
-        """See `seam.Driver.conditions`."""
-        return self._manifest(shape, network)
+        return functools.partial(captures.seal, folder, self.conditions(vm.spec.shape, network=vm.spec.network))
 
     def verify(self, folder: Path, spec: VmSpec) -> None:
         """See `seam.Driver.verify`."""
-        captures.verify(folder, self._manifest(spec.shape, spec.network))
+        captures.verify(folder, self.conditions(spec.shape, network=spec.network))
 
     async def revive(
         self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
@@ -251,7 +247,7 @@ class QemuDriver:
         return disk
 
     def _prepare_restore(self, spec: VmSpec, baked: Baked) -> disks.Disk:
-        manifest.verify(baked, self._manifest(spec.shape, spec.network))
+        manifest.verify(baked, self.conditions(spec.shape, network=spec.network))
         lowest = disks.own(spec.boot.upper, self._folder / "disks")
         disk = disks.prepare(spec.folder, lowest, baked.upper, spec.shape.disk_mib * 2**20)
         captures.keep_base(spec.folder, baked.memory)
@@ -316,7 +312,8 @@ class QemuDriver:
         for number, fd in enumerate(disk.open()):
             fds.add(qemu_args.DISK_FDS + number, fd)
 
-    def _manifest(self, shape: Shape, network: bool) -> Manifest:
+    def conditions(self, shape: Shape, *, network: bool = True) -> Manifest:
+        """See `seam.Driver.conditions`."""
         return Manifest(
             vmm=f"{self.name} {self.version}",
             build=self.build,
