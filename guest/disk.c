@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/statfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "abi.h"
@@ -177,6 +178,25 @@ void disk_expire(void)
 
 /* ---- grow ---- */
 
+#define DEVICE_WITHIN_MS 5000
+
+static uint64_t device_octets; /* what the device has grown to as its VMM says */
+
+/* The kernel learns of a larger device some time after its VMM said so: what is read before would be grown to nothing. */
+static int device_size(int device, uint64_t *octets)
+{
+    const struct timespec pause = {0, 1000000};
+    for (int waited_ms = 0;; waited_ms++) {
+        if (ioctl(device, HW_BLKGETSIZE64, octets) != 0)
+            return errno;
+        if (*octets >= device_octets)
+            return 0;
+        if (waited_ms >= DEVICE_WITHIN_MS)
+            return ETIMEDOUT;
+        nanosleep(&pause, NULL);
+    }
+}
+
 static int work_resize(int fd)
 {
     uint64_t octets = 0;
@@ -184,7 +204,10 @@ static int work_resize(int fd)
     int device = open(agent.upper_dev, O_RDONLY | O_CLOEXEC);
     if (device < 0)
         return errno;
-    if (ioctl(device, HW_BLKGETSIZE64, &octets) != 0 || fstatfs(fd, &fs) != 0)
+    int error = device_size(device, &octets);
+    if (error != 0)
+        return error;
+    if (fstatfs(fd, &fs) != 0)
         return errno;
     uint64_t blocks = octets / (uint64_t)fs.f_bsize;
     return ioctl(fd, HW_EXT4_IOC_RESIZE_FS, &blocks) == 0 ? 0 : errno;
@@ -213,12 +236,14 @@ static void done_resize(unsigned context, int error)
         answer_size(request);
 }
 
-void disk_resize(uint32_t request)
+void disk_resize(uint32_t request, uint64_t octets)
 {
     if (state != THAWED)
         respond(request, EBUSY, "the disk is frozen");
     else if (agent.upper_fd < 0)
         answer_size(request);
-    else
+    else {
+        device_octets = octets;
         start(request, work_resize, agent.upper_fd, done_resize);
+    }
 }

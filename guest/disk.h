@@ -8,7 +8,7 @@
 void disk_sync(uint32_t request);
 void disk_freeze(uint32_t request, uint64_t timeout_ms);
 void disk_thaw(uint32_t request);
-void disk_resize(uint32_t request);
+void disk_resize(uint32_t request, uint64_t octets); /* when the device is that large */
 void disk_forget_requests(void);
 uint64_t disk_deadline(void);
 void disk_expire(void);

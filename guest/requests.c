@@ -405,7 +405,7 @@ void request_frame(const struct frame *frame)
     case T_SYNC: disk_sync(frame->stream); break;
     case T_FREEZE: disk_freeze(frame->stream, arguments.timeout_ms); break;
     case T_THAW: disk_thaw(frame->stream); break;
-    case T_RESIZE_DISK: disk_resize(frame->stream); break;
+    case T_RESIZE_DISK: disk_resize(frame->stream, arguments.size); break;
     case T_SHUTDOWN:
         respond_done(frame->stream);
         power_down(arguments.flags & SHUTDOWN_REBOOT);

@@ -26,6 +26,7 @@ def from_snapshot(hatchway: Hatchway, verbs: Verbs, kept: dict[str, Any], **more
 
 def test_full_and_disk(service: Service, verbs: Verbs) -> None:
     with service.client() as hatchway, hatchway.sandboxes.create(memory_mib=256, disk_mib=1024) as sandbox:
+        assert int(sandbox.run("df --output=size -m / | tail -1").stdout) > 900
         counter = sandbox.start(["python3", "-c", COUNTER])
         for event in counter:
             if isinstance(event, Output) and b"2\n" in event.data:

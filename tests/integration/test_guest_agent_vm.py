@@ -190,9 +190,12 @@ async def test_frozen_disk_thaws_by_itself(shell: Shell) -> None:
 
 
 async def test_disk_grows_to_its_device(shell: Shell) -> None:
-    size = await shell.link.resize_disk()
+    size = await shell.link.resize_disk(DISK_MIB)
     assert (DISK_MIB * 9 // 10) << 20 < size <= DISK_MIB << 20
-    assert await shell.link.resize_disk() == size
+    assert await shell.link.resize_disk(DISK_MIB) == size
+    with pytest.raises(GuestError, match="timed out") as refused:  # never grown to less than what was said
+        await shell.link.resize_disk(DISK_MIB + 1)
+    assert refused.value.errno == errno.ETIMEDOUT
     metrics = await shell.request(FrameType.METRICS)
     assert metrics.number(Tag.DISK_TOTAL) == size
     assert 0 < metrics.number(Tag.MEM_AVAILABLE_KIB) < metrics.number(Tag.MEM_TOTAL_KIB) < 256 << 10

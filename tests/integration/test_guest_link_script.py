@@ -172,7 +172,7 @@ async def test_a_setup_that_cannot_be_said_is_the_callers_mistake(guest: Scripte
 
 async def test_answers_come_in_any_order(guest: ScriptedGuest) -> None:
     async with guest.linked() as (link, end):
-        first, second = asyncio.create_task(link.ping()), asyncio.create_task(link.resize_disk())
+        first, second = asyncio.create_task(link.ping()), asyncio.create_task(link.resize_disk(1024))
         one, _ = await end.expect(FrameType.PING)
         two, _ = await end.expect(FrameType.RESIZE_DISK)
         end.answer(two, (Tag.SIZE, 99))

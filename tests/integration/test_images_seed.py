@@ -98,7 +98,7 @@ async def _see(release: Release) -> Seen:
             restored["processes"] = await guest.run("ps -e -o user= | grep -c ^user", "root")
             restored["disk"] = await guest.run("df -m --output=size / | tail -1")
             await guest.vm.resize_disk(shape.disk_mib)
-            await guest.link.resize_disk()
+            await guest.link.resize_disk(shape.disk_mib)
             restored["grown"] = await guest.run(
                 "df -m --output=size / | tail -1; dd if=/dev/zero of=f bs=1M count=8 conv=fsync"
             )

@@ -225,9 +225,9 @@ async def test_the_disk_grows_and_never_shrinks(stand: Stand, baked: Baked) -> N
     await guest.sh("echo kept > /root/kept")
     for _ in range(2):
         await guest.vm.resize_disk(1024)
-        assert 900 * 2**20 < await guest.link.resize_disk() <= 1024 * 2**20
+        assert 900 * 2**20 < await guest.link.resize_disk(1024) <= 1024 * 2**20
     await guest.vm.resize_disk(2048)
-    assert await guest.link.resize_disk() > 1800 * 2**20
+    assert await guest.link.resize_disk(2048) > 1800 * 2**20
     with pytest.raises(ValueError, match="cannot shrink"):
         await guest.vm.resize_disk(1024)
     await guest.sh("fallocate -l 1500M /root/large")

@@ -172,7 +172,7 @@ class Link:
     async def thaw(self) -> None:
         await self._launcher._hook("thaw")
 
-    async def resize_disk(self) -> int:
+    async def resize_disk(self, device_mib: int) -> int:
         return 0
 
     async def shutdown(self) -> None:

@@ -316,7 +316,7 @@ class PlayedAgent:
         reached("agent", "thaw")
         self._answer()
 
-    async def resize_disk(self) -> int:
+    async def resize_disk(self, device_mib: int) -> int:
         self._answer()
         return 0
 

@@ -155,9 +155,11 @@ async def bring_up(
     phases.done("agent")
     if grow_from is not None and record.shape.disk_mib > grow_from:
         async with asyncio.timeout(RESIZE_WITHIN_S):
+            if thaw:
+                await link.thaw()  # what is frozen does not grow
             if grow_from:
                 await vm.resize_disk(record.shape.disk_mib)
-            await link.resize_disk()
+            await link.resize_disk(record.shape.disk_mib)
         phases.done("disk")
     await link.setup(time_ns=time.time_ns())
     record.boot_id = greeting.setup.boot_id or boot_id or link.hello.boot_id

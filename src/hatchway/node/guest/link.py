@@ -270,9 +270,9 @@ class Link:
         """See `GuestLink`."""
         await self._request(FrameType.THAW)
 
-    async def resize_disk(self) -> int:
+    async def resize_disk(self, device_mib: int) -> int:
         """See `GuestLink`."""
-        return (await self._request(FrameType.RESIZE_DISK)).number(Tag.SIZE)
+        return (await self._request(FrameType.RESIZE_DISK, (Tag.SIZE, device_mib * 2**20))).number(Tag.SIZE)
 
     async def shutdown(self) -> None:
         """See `GuestLink`. A VM that ends before it answered has done what it was asked."""

@@ -272,8 +272,11 @@ class GuestLink(Protocol):
     async def thaw(self) -> None:
         """Lets writes go on. Idempotent."""
 
-    async def resize_disk(self) -> int:
-        """Grows the file system to its device; returns its size in octets."""
+    async def resize_disk(self, device_mib: int) -> int:
+        """Grows the file system to its device, once the guest's kernel knows that it has `device_mib`; returns its size in octets.
+
+        Raises `GuestError`: ETIMEDOUT when the kernel did not learn of that size within 5 s, EBUSY while it is frozen.
+        """
 
     async def shutdown(self) -> None:
         """Asks for power-off; returns when the agent accepted."""

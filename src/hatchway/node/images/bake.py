@@ -279,7 +279,7 @@ class Baker:
         try:
             report("first_job")
             if vm.spec.shape.disk_mib > MIN_DISK_MIB:
-                await link.resize_disk()
+                await link.resize_disk(vm.spec.shape.disk_mib)
             await run_first_jobs(link)
             await link.sync()
         finally:
