@@ -19,7 +19,7 @@ from hatchway.client import Hatchway, Sandbox
 from hatchway.domain.shapes import Shape
 
 SMALL = Shape(memory_mib=256)
-LARGE = Shape(memory_mib=1024, disk_mib=8192)
+LARGE = Shape(memory_mib=2048, disk_mib=8192)
 DIRTY_MIB = (13, 128, 512)
 WRITTEN_MIB = (0, 1024)
 CURVE_RUNS = 3
