@@ -200,4 +200,3 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
 """Method name → (request, answer). Events: `gateway.asked` (`Asked`), `gateway.ask_ended` (`AskEnded`)."""
 
 FdsAnswer = ListenersTaken | ListenersRefused
-

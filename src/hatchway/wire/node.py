@@ -3,19 +3,37 @@
 Carried by `wire.rpc`: the method names are the keys of `METHODS`; a node answers with the result or an error that is a
 `HatchwayError` on the far side. Every request is idempotent: a control process that died in the middle repeats it. A
 request with an older `generation` than the node has seen for a sandbox is refused with `Conflict("stale_generation")`.
+What sessions and usage are has files of its own (`wire.sessions`, `wire.usage`); all of it can be imported from here.
 """
-
-import msgspec
 
 from hatchway.domain.shapes import Shape
 
+# What is handed on stays together.
+# isort: off
+from hatchway.wire.message import Empty as Empty, Struct as Struct
+from hatchway.wire.sessions import (
+    BranchedSession as BranchedSession,
+    BranchedSessions as BranchedSessions,
+    Exit as Exit,
+    SandboxSessions as SandboxSessions,
+    SessionLimits as SessionLimits,
+    SessionList as SessionList,
+    SessionRef as SessionRef,
+    SessionSpec as SessionSpec,
+    SessionStatus as SessionStatus,
+    TerminalSize as TerminalSize,
+    Usage as Usage,
+)
+from hatchway.wire.usage import (
+    Activities as Activities,
+    Activity as Activity,
+    ActivityRequest as ActivityRequest,
+    GuestUsage as GuestUsage,
+    HostUsage as HostUsage,
+    SandboxMetrics as SandboxMetrics,
+)
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of every message."""
-
-
-class Empty(Struct, frozen=True, kw_only=True):
-    """Nothing to say."""
+# isort: on
 
 
 class NodeInfo(Struct, frozen=True, kw_only=True):
@@ -140,74 +158,6 @@ class Observed(Struct, frozen=True, kw_only=True):
     """Grows with every change on this node."""
 
 
-class GuestUsage(Struct, frozen=True, kw_only=True):
-    """What a guest says that it uses: a hostile one says what it likes. CPU times are those of all its CPUs since its boot."""
-
-    uptime_s: float
-    cpus: int
-    cpu_user_s: float
-    cpu_system_s: float
-    load1: float
-    processes: int
-    memory_total_bytes: int
-    memory_available_bytes: int
-    disk_total_bytes: int
-    disk_free_bytes: int
-
-
-class HostUsage(Struct, frozen=True, kw_only=True):
-    """What a sandbox takes of its host, as the host counts it; zeros where that is not counted."""
-
-    cpu_s: float = 0.0
-    """CPU time of its machine monitor, the guest's included, since that was started."""
-    memory_bytes: int = 0
-    """Of its cgroup, with the page cache that it was the first to touch."""
-    memory_private_bytes: int = 0
-    """What its machine monitor shares with no other."""
-    memory_peak_bytes: int = 0
-    memory_limit_bytes: int = 0
-    processes: int = 0
-    oom_kills: int = 0
-    disk_bytes: int = 0
-    """What its own disk takes; the template's is shared."""
-
-
-class SandboxMetrics(Struct, frozen=True, kw_only=True):
-    """Answer to `sandbox.metrics`."""
-
-    sandbox_id: str
-    state: str
-    observed_at: float
-    guest: GuestUsage | None = None
-    """None where it does not run, or did not answer: `guest_error` says why."""
-    guest_error: str = ""
-    host: HostUsage = HostUsage()
-
-
-class ActivityRequest(Struct, frozen=True, kw_only=True):
-    """`sandbox.activity`: when these were last used. Those that are not here are not answered."""
-
-    sandbox_ids: tuple[str, ...]
-
-
-class Activity(Struct, frozen=True, kw_only=True):
-    """When a sandbox was last used: by a request to the data plane, or a session that was made.
-
-    Told as an age, because the clocks of two hosts differ. A node that was restarted counts from then.
-    """
-
-    sandbox_id: str
-    idle_s: float
-    busy: bool = False
-    """A client is at it now: a request is in hand, or a process of its has not ended."""
-
-
-class Activities(Struct, frozen=True, kw_only=True):
-    """Answer to `sandbox.activity`."""
-
-    activities: tuple[Activity, ...]
-
-
 class WakeWanted(Struct, frozen=True, kw_only=True):
     """A client's request needs a sandbox that does not run; an event. The request waits on the node.
 
@@ -237,123 +187,6 @@ class Progress(Struct, frozen=True, kw_only=True):
     sandbox_id: str
     phase: str
     fraction: float | None = None
-
-
-class TerminalSize(Struct, frozen=True, kw_only=True):
-    """Rows and columns of a pseudo terminal."""
-
-    rows: int = 24
-    cols: int = 80
-
-
-class SessionLimits(Struct, frozen=True, kw_only=True):
-    """What the process tree of a session may use; None is the guest agent's default, which leaves room for others."""
-
-    memory_mib: int | None = None
-    """Exceeded: the tree is killed (`oom`)."""
-    cpu_s: float | None = None
-    """CPU time of the whole tree; exceeded: it is killed (`timeout`)."""
-    open_files: int | None = None
-    """Of one process."""
-    processes: int | None = None
-    """Processes and threads at one time."""
-    file_size_mib: int | None = None
-    """The largest file that a process may write."""
-
-
-class SessionSpec(Struct, frozen=True, kw_only=True):
-    """A command session, before its process is started by attaching: `session.create`."""
-
-    session_id: str
-    sandbox_id: str
-    project: str
-    process_id: int
-    """The number of the process in its sandbox, given by the control plane: from 1 up, never used twice."""
-    argv: tuple[str, ...]
-    env: dict[str, str] = {}
-    cwd: str | None = None
-    user: str | None = None
-    pty: TerminalSize | None = None
-    stdin: bool = True
-    timeout_s: float | None = None
-    """Wall time."""
-    limits: SessionLimits | None = None
-    retain_s: float = 3600.0
-    """How long the output is kept after the process ended."""
-
-
-class SessionRef(Struct, frozen=True, kw_only=True):
-    """Names a session for `session.get|delete`."""
-
-    session_id: str
-
-
-class SandboxSessions(Struct, frozen=True, kw_only=True):
-    """Asks for the sessions of one sandbox: `session.list`."""
-
-    sandbox_id: str
-
-
-class Usage(Struct, frozen=True, kw_only=True):
-    """What a process used: CPU and wall time in seconds, memory in KiB."""
-
-    user_s: float = 0.0
-    system_s: float = 0.0
-    wall_s: float = 0.0
-    max_rss_kib: int = 0
-
-
-class Exit(Struct, frozen=True, kw_only=True):
-    """How a process ended."""
-
-    reason: str
-    """`exited signaled timeout oom spawn_failed sandbox_lost rolled_back`."""
-    code: int | None = None
-    signal: int | None = None
-    message: str = ""
-    usage: Usage = Usage()
-    stdout_bytes: int = 0
-    stderr_bytes: int = 0
-
-
-class SessionStatus(Struct, frozen=True, kw_only=True):
-    """What the node knows of a session: result of the session methods, and event."""
-
-    session_id: str
-    sandbox_id: str
-    state: str
-    """`created`, `running`, `exited` (the leader ended), `ended` (the streams ended too)."""
-    pid: int | None = None
-    exit: Exit | None = None
-    stdout_bytes: int = 0
-    stderr_bytes: int = 0
-    started_at: float | None = None
-    ended_at: float | None = None
-    retain_until: float | None = None
-
-
-class SessionList(Struct, frozen=True, kw_only=True):
-    """Answer to `session.list`."""
-
-    sessions: tuple[SessionStatus, ...]
-
-
-class BranchedSession(Struct, frozen=True, kw_only=True):
-    """A session of a branch: its process runs on from a session of the source, under an id of its own.
-
-    Its output begins where the source's stood; what came before is the source's.
-    """
-
-    spec: SessionSpec
-    status: SessionStatus
-    forked_from: str
-    """The session of the source."""
-
-
-class BranchedSessions(Struct, frozen=True, kw_only=True):
-    """Answer to `session.branched`: the sessions that a sandbox made from a full snapshot began with."""
-
-    sessions: tuple[BranchedSession, ...]
 
 
 class Branch(Struct, frozen=True, kw_only=True):
