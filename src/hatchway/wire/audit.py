@@ -7,6 +7,8 @@ A sender whose bound is reached lets nothing more happen that would have to be r
 
 from typing import Any
 
+from msgspec import field
+
 from hatchway.wire.node import Empty, Struct
 
 SOCKET = "audit.sock"
@@ -34,7 +36,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     """The code of the decision."""
     count: int = 1
     """How many alike this stands for; `time` is the first's, `data.last` the last's."""
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 class Append(Struct, frozen=True, kw_only=True):

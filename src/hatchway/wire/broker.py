@@ -9,6 +9,8 @@ carries HTTP/1.1 in both directions: the request as the gateway has checked and 
 checks it against the grant once more, puts the credential in, speaks TLS with the upstream, and scrubs what comes back.
 """
 
+from msgspec import field
+
 from hatchway.wire.node import Empty, Struct
 
 SOCKET = "broker.sock"
@@ -90,7 +92,7 @@ class Granted(Struct, frozen=True, kw_only=True):
 
     expires_at: float
     """When the node has to ask again (Unix seconds)."""
-    unavailable: dict[str, str] = {}
+    unavailable: dict[str, str] = field(default_factory=dict)
     """Credentials that cannot be had now, and why: their routes are denied with `cred_unavailable`."""
 
 

@@ -13,6 +13,8 @@ from the launcher, which holds them, so that a connection that waits meanwhile i
 
 import zlib
 
+from msgspec import field
+
 from hatchway.wire.node import Empty, Struct
 
 SOCKET = "egress-{shard}.sock"
@@ -130,7 +132,7 @@ class GatewayStatus(Struct, frozen=True, kw_only=True):
     bytes_out: int = 0
     """To the outside."""
     bytes_in: int = 0
-    denied_by: dict[str, int] = {}
+    denied_by: dict[str, int] = field(default_factory=dict)
     """By reason."""
 
 
