@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import field
 
-from hatchway.wire.node import Empty, Struct
+from hatchway.wire.message import Empty, Struct
 
 SOCKET = "audit.sock"
 MAX_RECORD = 16 * 1024

@@ -11,7 +11,7 @@ checks it against the grant once more, puts the credential in, speaks TLS with t
 
 from msgspec import field
 
-from hatchway.wire.node import Empty, Struct
+from hatchway.wire.message import Empty, Struct
 
 SOCKET = "broker.sock"
 LEG_SOCKET = "broker-leg.sock"

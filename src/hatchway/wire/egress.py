@@ -15,7 +15,7 @@ import zlib
 
 from msgspec import field
 
-from hatchway.wire.node import Empty, Struct
+from hatchway.wire.message import Empty, Struct
 
 SOCKET = "egress-{shard}.sock"
 FDS_SOCKET = "egress-{shard}.fds"
@@ -77,6 +77,19 @@ class EgressSpec(Struct, frozen=True, kw_only=True):
     revision: int
     documents: tuple[PolicyDocument, ...] = ()
     """None at all: everything is denied."""
+    credentials: tuple[str, ...] | None = None
+    """Ids of the credentials that it may use, of those that its documents bind; None: all of them."""
+
+
+class EgressState(Struct, frozen=True, kw_only=True):
+    """How far the policy of a sandbox holds, as its node sees it; part of what the node tells of a sandbox."""
+
+    revision: int
+    """The newest that is in force: 0 where nothing was ever said, and nothing leaves."""
+    conditions: dict[str, str] = field(default_factory=dict)
+    """What keeps it from what its policy allows, by code, for people: `network_unavailable` (no slot with a network), `gateway_unavailable`
+    (its gateway is not served now), `policy_rejected` (the gateway kept the former one), `credentials_unavailable`. Whichever it is,
+    nothing passes that the policy does not allow."""
 
 
 class GatewaySpec(Struct, frozen=True, kw_only=True):

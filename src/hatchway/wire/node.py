@@ -10,6 +10,13 @@ from hatchway.domain.shapes import Shape
 
 # What is handed on stays together.
 # isort: off
+from hatchway.wire.egress import (
+    AskAnswer as AskAnswer,
+    Asked as Asked,
+    AskEnded as AskEnded,
+    EgressSpec as EgressSpec,
+    EgressState as EgressState,
+)
 from hatchway.wire.message import Empty as Empty, Struct as Struct
 from hatchway.wire.sessions import (
     BranchedSession as BranchedSession,
@@ -116,6 +123,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     require_isolation: str | None = None
     snapshot_id: str | None = None
     """Make it from this snapshot of the node: a `full` one goes on where the machine stood, a `disk` one boots."""
+    egress: EgressSpec | None = None
+    """What may leave it. None: nothing may, until something else is said."""
 
 
 class SandboxRef(Struct, frozen=True, kw_only=True):
@@ -123,6 +132,15 @@ class SandboxRef(Struct, frozen=True, kw_only=True):
 
     sandbox_id: str
     generation: int
+    egress: EgressSpec | None = None
+    """With what makes it run: what may leave it from then on. None: what was said last holds. An older revision changes nothing."""
+
+
+class EgressChange(SandboxRef, frozen=True, kw_only=True):
+    """`sandbox.egress`: what may leave it from now on, in `egress`. Flows that it does not allow any more are cut before the answer.
+
+    A gateway that refuses it keeps what was in force before: the answer's `egress` has the revision that holds, and why.
+    """
 
 
 class StopRequest(SandboxRef, frozen=True, kw_only=True):
@@ -154,6 +172,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     """What a suspended sandbox takes on the node's disk for its memory, in octets; None in other states."""
     artifact: str | None = None
     """By which digest another node fetches a suspended sandbox from the store that they share; None where there is none."""
+    egress: EgressState | None = None
+    """How far its policy holds; None from a node that knows of none."""
     sequence: int = 0
     """Grows with every change on this node."""
 
@@ -196,6 +216,8 @@ class Branch(Struct, frozen=True, kw_only=True):
     generation: int
     hostname: str
     env: dict[str, str] = {}
+    egress: EgressSpec | None = None
+    """What may leave it: it has credentials of its own from the beginning. None: nothing may."""
 
 
 class ForkRequest(SandboxRef, frozen=True, kw_only=True):
@@ -372,6 +394,9 @@ class Event(Struct, frozen=True, kw_only=True):
     session: SessionStatus | None = None
     progress: Progress | None = None
     wake: WakeWanted | None = None
+    asked: Asked | None = None
+    """A request of a sandbox is held until somebody decides. Said again to every control process that connects, for as long as it is so."""
+    ask_ended: AskEnded | None = None
 
 
 class TemplateList(Struct, frozen=True, kw_only=True):
@@ -401,6 +426,8 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "sandbox.metrics": (SandboxRef, SandboxMetrics),
     "sandbox.activity": (ActivityRequest, Activities),
     "sandbox.stay": (StayRequest, Empty),
+    "sandbox.egress": (EgressChange, Observed),
+    "egress.answer": (AskAnswer, Empty),
     "sandbox.prepare": (SandboxSpec, Observed),
     "sandbox.claim": (SandboxSpec, Observed),
     "session.create": (SessionSpec, SessionStatus),
