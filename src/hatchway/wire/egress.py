@@ -20,7 +20,10 @@ from hatchway.wire.message import Empty, Struct
 SOCKET = "egress-{shard}.sock"
 FDS_SOCKET = "egress-{shard}.fds"
 LISTENERS = ("tcp", "dns_udp", "dns_tcp")
-"""What each descriptor is: a transparent TCP listener for every port but 53, a UDP socket and a TCP listener for port 53."""
+"""What each descriptor is: a transparent TCP listener for every port but 53, a UDP socket and a TCP listener for port 53.
+
+The UDP socket has IP_TRANSPARENT and IP_RECVORIGDSTADDR and is bound to port 53 of 0.0.0.0 itself (`tproxy ip to :53`): a reply leaves
+from the address that was asked by IP_PKTINFO, which chooses the source address, while the source port is always the socket's own."""
 
 GATEWAY_ADDRESS = "10.200.0.1"
 GUEST_ADDRESS = "10.200.0.2"
