@@ -67,6 +67,10 @@ class Stream(Protocol):
         """Closes at once; a TCP peer gets RST. May be repeated."""
         ...
 
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Calls back once when the transport is gone, at once when it is already: what is done for a client that left need not go on."""
+        ...
+
     @property
     def lost(self) -> bool:
         """The transport is gone: nobody reads any more what is written."""
@@ -80,6 +84,11 @@ class Stream(Protocol):
 
 class Exchange(Protocol):
     """A request in flight. It is judged anew when the policy changes."""
+
+    def count(self, out: int, into: int) -> None:
+        """So many octets of its body, or of its messages, are about to go out, and came in. Raises `FlowError("byte_budget", …, 429)` when the
+        rule's budget is used up: then they may not go."""
+        ...
 
     def end(self) -> None:
         """It is over. May be repeated."""
