@@ -46,6 +46,8 @@ from hatchway.domain.errors import (
     Unauthenticated,
     Unavailable,
 )
+from hatchway.storage import idempotency as kept_answers
+from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import KeyRow
 from hatchway.wire import tracing
 from hatchway.wire.tracing import Traced
@@ -175,7 +177,18 @@ class _Path:
             query=requests.query(request, endpoint.query, prefixes=endpoint.query_prefixes),
             idempotency=idempotency.key_of(request, raw) if endpoint.idempotent else None,
         )
-        return await endpoint.handler(call)
+        return await self._handle(endpoint, call)
+
+    async def _handle(self, endpoint: Endpoint, call: Call[Any]) -> Response:
+        """A repetition is looked for before anything else that the request needs: that may have changed since the first."""
+        if endpoint.repeated is None:
+            return await endpoint.handler(call)
+        try:
+            if call.idempotency is not None:
+                await self._plane.database.read(kept_answers.look, call.project, call.idempotency)
+            return await endpoint.handler(call)
+        except Answered as earlier:  # also from a handler: the first may have been accepted meanwhile
+            return await endpoint.repeated(call, earlier)
 
     def _require_place(self, project: str) -> None:
         config = self._plane.config

@@ -12,18 +12,10 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from hatchway.control import archive_keys, requests, views
+from hatchway.control.accepted import proceed, repeat, sandbox_id
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
+from hatchway.control.fields import Name, check_caps, check_env, check_metadata, unknown_template
 from hatchway.control.nodes import NodeLink, node_timeout, quietly, unreachable
-from hatchway.control.sandboxes import (
-    Name,
-    check_caps,
-    check_env,
-    check_metadata,
-    proceed,
-    repeat,
-    sandbox_id,
-    unknown_template,
-)
 from hatchway.control.verbs import signed_export
 from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unprocessable
 from hatchway.domain.ids import new_id
@@ -31,7 +23,6 @@ from hatchway.domain.lifecycle import SnapshotKind
 from hatchway.domain.quotas import template_allowed
 from hatchway.storage import exports, projects, snapshots
 from hatchway.storage.exports import ExportRow
-from hatchway.storage.idempotency import Answered
 from hatchway.storage.transitions import NewSandbox
 from hatchway.wire.node import Empty, ExportRef, ExportRequest, UploadDescription
 from hatchway.wire.tokens import ARCHIVES
@@ -107,12 +98,9 @@ class ArchiveToken(views.View, frozen=True, kw_only=True):
 async def make(call: Call[MakeExport]) -> Response:
     """Accepts the export of a sandbox."""
     await call.plane.database.require_room()
-    try:
-        accepted = await call.plane.database.write(
-            exports.accept, call.project, sandbox_id(call), call.body.include_template, call.idempotency
-        )
-    except Answered as earlier:
-        return await repeat(call, earlier)
+    accepted = await call.plane.database.write(
+        exports.accept, call.project, sandbox_id(call), call.body.include_template, call.idempotency
+    )
     return await proceed(call, accepted)
 
 
@@ -214,15 +202,7 @@ async def import_(call: Call[MakeImport]) -> Response:
     body, plane = call.body, call.plane
     upload_id = requests.check_id(body.upload, "upload", NotFound)
     await plane.database.require_room()
-    try:
-        link, told = await _described(call, upload_id)
-    except NotFound as unknown:
-        # The upload goes with its import: a repetition finds the import.
-        try:
-            await plane.database.read(_answered_before, call)
-        except Answered as earlier:
-            return await repeat(call, earlier)
-        raise unknown from None
+    link, told = await _described(call, upload_id)
     memory = body.memory and told.kind == SnapshotKind.FULL
     if memory and told.memory_problem:
         raise Conflict(
@@ -258,17 +238,8 @@ async def import_(call: Call[MakeImport]) -> Response:
         env=env,
         require_isolation=project.require_isolation,
     )
-    try:
-        accepted = await plane.database.write(exports.accept_import, new, upload_id, memory, call.idempotency)
-    except Answered as earlier:
-        return await repeat(call, earlier)
+    accepted = await plane.database.write(exports.accept_import, new, upload_id, memory, call.idempotency)
     return await proceed(call, accepted)
-
-
-def _answered_before(connection: Any, call: Call[MakeImport]) -> None:
-    from hatchway.storage import idempotency
-
-    idempotency.check(connection, call.project, call.idempotency)
 
 
 async def _described(call: Call[MakeImport], upload_id: str) -> tuple[NodeLink, UploadDescription]:
@@ -343,7 +314,7 @@ ENDPOINTS = (
         scope="write",
         body=MakeExport,
         errors=(404, 409, 410),
-        idempotent=True,
+        repeated=repeat,
         waits=True,
     ),
     Endpoint(
@@ -403,7 +374,7 @@ ENDPOINTS = (
         scope="write",
         body=MakeImport,
         errors=(404, 409, 503, 507),
-        idempotent=True,
+        repeated=repeat,
         waits=True,
     ),
 )

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from hatchway.control.plane import Plane
 from hatchway.domain.problems import MEDIA_TYPE
-from hatchway.storage.idempotency import IdempotencyKey
+from hatchway.storage.idempotency import Answered, IdempotencyKey
 from hatchway.storage.rows import KeyRow
 
 B = TypeVar("B")
@@ -63,8 +63,8 @@ class Endpoint:
     query: type[msgspec.Struct] = NoQuery
     query_prefixes: tuple[str, ...] = ()
     errors: tuple[int, ...] = ()
-    idempotent: bool = False
-    """Takes an `Idempotency-Key`."""
+    repeated: Callable[[Call[Any], Answered], Awaitable[Response]] | None = None
+    """Answers a repetition, by what was kept of the first; what takes an `Idempotency-Key` has it. No handler sees a repetition."""
     waits: bool = False
     """Takes `Prefer: wait=N`."""
     stream: bool = False
@@ -72,6 +72,11 @@ class Endpoint:
     description: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Further request headers: name and description."""
+
+    @property
+    def idempotent(self) -> bool:
+        """Takes an `Idempotency-Key`."""
+        return self.repeated is not None
 
 
 def answer(body: msgspec.Struct | None, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

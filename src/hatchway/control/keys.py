@@ -60,12 +60,9 @@ async def create(call: Call[CreateKey]) -> Response:
         require_scope(call.key, "installation")
     expires_at = None if body.expires_in_s is None else time.time() + body.expires_in_s
     scopes = tuple(sorted(set(body.scopes), key=keys.SCOPES.index))
-    try:
-        row, secret = await call.plane.database.write(
-            _create, call.project, project, body.name, scopes, expires_at, call.idempotency
-        )
-    except Answered as earlier:
-        raise _already_made(earlier) from None
+    row, secret = await call.plane.database.write(
+        _create, call.project, project, body.name, scopes, expires_at, call.idempotency
+    )
     return answer(views.NewKeyAnswer(key=views.NewKey(**views.key_fields(row), key=secret)), 201)
 
 
@@ -78,12 +75,9 @@ async def rotate(call: Call[RotateKey]) -> Response:
     if wanted is UNSET:
         wanted = None if old.expires_at is None else old.expires_at - old.created_at
     expires_at = None if wanted is None else now + wanted
-    try:
-        row, secret = await call.plane.database.write(
-            _rotate, call.project, _seen(call), old.id, call.body.overlap_s, expires_at, call.idempotency
-        )
-    except Answered as earlier:
-        raise _already_made(earlier) from None
+    row, secret = await call.plane.database.write(
+        _rotate, call.project, _seen(call), old.id, call.body.overlap_s, expires_at, call.idempotency
+    )
     await ended(call.plane, old.id)
     return answer(views.NewKeyAnswer(key=views.NewKey(**views.key_fields(row), key=secret)), 201)
 
@@ -94,8 +88,8 @@ async def ended(plane: Plane, *key_ids: str) -> None:
     await plane.nodes.configure_all()
 
 
-def _already_made(earlier: Answered) -> Conflict:
-    return Conflict(
+async def _repeat(_: Call[Any], earlier: Answered) -> Response:
+    raise Conflict(
         "key_already_made",
         "This Idempotency-Key made a key already; its secret was shown then and is stored nowhere.",
         "If the answer was lost, revoke that key and make another with a new Idempotency-Key.",
@@ -235,7 +229,7 @@ ENDPOINTS = (
         scope="admin",
         body=CreateKey,
         errors=(404, 409),
-        idempotent=True,
+        repeated=_repeat,
     ),
     Endpoint(
         "GET",
@@ -258,7 +252,7 @@ ENDPOINTS = (
         scope="admin",
         body=RotateKey,
         errors=(404, 409),
-        idempotent=True,
+        repeated=_repeat,
     ),
     Endpoint("GET", "/v1/keys/{id}", get, "Show a key", {200: views.KeyAnswer}, "keys", scope="admin", errors=(404,)),
     Endpoint(

@@ -9,11 +9,9 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from hatchway.control import views
+from hatchway.control.creation import NODE_WAIT_S
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
-from hatchway.control.nodes import node_timeout
-from hatchway.control.poolkeeper import pool_key, resolve
-from hatchway.control.sandboxes import (
-    NODE_WAIT_S,
+from hatchway.control.fields import (
     DiskMib,
     MemoryMib,
     Reference,
@@ -22,6 +20,8 @@ from hatchway.control.sandboxes import (
     check_size,
     unknown_template,
 )
+from hatchway.control.nodes import node_timeout
+from hatchway.control.poolkeeper import pool_key, resolve
 from hatchway.domain import shapes
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import NotFound

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from hatchway.control import idempotency, requests, views
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
+from hatchway.control.fields import check_env
 from hatchway.control.nodes import LOST_CODES, NodeLink, node_timeout
-from hatchway.control.sandboxes import check_env
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Gone, HatchwayError, NotFound, Unavailable
 from hatchway.storage import sandboxes, sessions
@@ -77,19 +77,26 @@ class ListSessions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 async def create(call: Call[CreateSession]) -> Response:
     """Makes a session: stored, then recorded by the node, then answered."""
-    plane = call.plane
     wanted = _spec(call.body)
-    await plane.database.require_room()
-    headers: dict[str, str] = {}
-    try:
-        sandbox, row = await plane.database.write(
-            sessions.create, call.project, _id(call, "sandbox"), wanted, call.idempotency
-        )
-    except Answered as earlier:
-        # The node may not have heard of the first request: it is told again, which changes nothing where it has.
-        row = await plane.database.read(sessions.get, call.project, str(earlier.answer["session"]))
-        sandbox = await plane.database.read(sandboxes.get_alive, call.project, row.sandbox_id)
-        headers = idempotency.REPLAYED
+    await call.plane.database.require_room()
+    sandbox, row = await call.plane.database.write(
+        sessions.create, call.project, _id(call, "sandbox"), wanted, call.idempotency
+    )
+    return await _tell_node(call, sandbox, row, {})
+
+
+async def repeat(call: Call[CreateSession], earlier: Answered) -> Response:
+    """The node may not have heard of the first request: it is told again, which changes nothing where it has."""
+    database = call.plane.database
+    row = await database.read(sessions.get, call.project, str(earlier.answer["session"]))
+    sandbox = await database.read(sandboxes.get_alive, call.project, row.sandbox_id)
+    return await _tell_node(call, sandbox, row, idempotency.REPLAYED)
+
+
+async def _tell_node(
+    call: Call[CreateSession], sandbox: SandboxRow, row: SessionRow, headers: dict[str, str]
+) -> Response:
+    plane = call.plane
     spec = msgspec.convert(row.spec, SessionSpec)
     try:
         link = await plane.nodes.wait(sandbox.node_id, within=NODE_WAIT_S)
@@ -246,7 +253,7 @@ ENDPOINTS = (
         scope="exec",
         body=CreateSession,
         errors=(404, 409, 410, 503),
-        idempotent=True,
+        repeated=repeat,
     ),
     Endpoint(
         "GET",

@@ -7,13 +7,13 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from hatchway.control import requests, views
+from hatchway.control.accepted import proceed, repeat, sandbox_id
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
+from hatchway.control.fields import Name
 from hatchway.control.nodes import quietly
-from hatchway.control.sandboxes import Name, proceed, repeat, sandbox_id
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import SnapshotKind
 from hatchway.storage import snapshots
-from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import SnapshotRow
 from hatchway.wire.node import Empty, SnapshotRef
 
@@ -45,24 +45,18 @@ class ListSnapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 async def make(call: Call[MakeSnapshot]) -> Response:
     """Accepts a snapshot of a sandbox."""
     await call.plane.database.require_room()
-    try:
-        accepted = await call.plane.database.write(
-            snapshots.accept, call.project, sandbox_id(call), call.body.kind, call.body.name, call.idempotency
-        )
-    except Answered as earlier:
-        return await repeat(call, earlier)
+    accepted = await call.plane.database.write(
+        snapshots.accept, call.project, sandbox_id(call), call.body.kind, call.body.name, call.idempotency
+    )
     return await proceed(call, accepted)
 
 
 async def rollback(call: Call[Rollback]) -> Response:
     """Accepts to go back to a snapshot."""
     wanted = requests.check_id(call.body.snapshot, "snapshot", NotFound)
-    try:
-        accepted = await call.plane.database.write(
-            snapshots.accept_rollback, call.project, sandbox_id(call), wanted, call.idempotency
-        )
-    except Answered as earlier:
-        return await repeat(call, earlier)
+    accepted = await call.plane.database.write(
+        snapshots.accept_rollback, call.project, sandbox_id(call), wanted, call.idempotency
+    )
     return await proceed(call, accepted)
 
 
@@ -132,7 +126,7 @@ ENDPOINTS = (
         scope="write",
         body=MakeSnapshot,
         errors=(404, 409, 410),
-        idempotent=True,
+        repeated=repeat,
         waits=True,
     ),
     Endpoint(
@@ -155,7 +149,7 @@ ENDPOINTS = (
         scope="write",
         body=Rollback,
         errors=(404, 409, 410),
-        idempotent=True,
+        repeated=repeat,
         waits=True,
     ),
     Endpoint(

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, RowMapping, delete, insert, select
 
 from hatchway.domain.errors import Unprocessable
 from hatchway.storage.tables import idempotency_keys
@@ -27,29 +27,40 @@ class Answered(Exception):
         self.answer = answer
 
 
+def look(connection: Connection, project: str, key: IdempotencyKey) -> None:
+    """Raises `Answered` for a repetition and `Unprocessable("idempotency_key_reused")` when another request used the key. Only reads."""
+    row = _find(connection, project, key)
+    if row is not None and row["expires_at"] >= time.time():
+        raise _used(row, key)
+
+
 def check(connection: Connection, project: str, key: IdempotencyKey | None) -> None:
-    """Raises `Answered` for a repetition and `Unprocessable("idempotency_key_reused")` when another request used the key."""
-    if key is None:
+    """Like `look`, in the transaction that does what is asked: afterwards the key is free to be kept."""
+    row = None if key is None else _find(connection, project, key)
+    if key is None or row is None:
         return
-    row = connection.execute(
-        select(idempotency_keys.c.request_hash, idempotency_keys.c.answer, idempotency_keys.c.expires_at).where(
-            idempotency_keys.c.project == project, idempotency_keys.c.key == key.key
-        )
-    ).one_or_none()
-    if row is None:
-        return
-    if row.expires_at < time.time():
-        connection.execute(
-            delete(idempotency_keys).where(idempotency_keys.c.project == project, idempotency_keys.c.key == key.key)
-        )
-        return
-    if row.request_hash != key.request_hash:
-        raise Unprocessable(
-            "idempotency_key_reused",
-            "This Idempotency-Key came with another request before.",
-            "Use a new key for every request that is not a repetition.",
-        )
-    raise Answered(row.answer)
+    if row["expires_at"] >= time.time():
+        raise _used(row, key)
+    connection.execute(
+        delete(idempotency_keys).where(idempotency_keys.c.project == project, idempotency_keys.c.key == key.key)
+    )
+
+
+def _find(connection: Connection, project: str, key: IdempotencyKey) -> RowMapping | None:
+    query = select(idempotency_keys.c.request_hash, idempotency_keys.c.answer, idempotency_keys.c.expires_at).where(
+        idempotency_keys.c.project == project, idempotency_keys.c.key == key.key
+    )
+    return connection.execute(query).mappings().one_or_none()
+
+
+def _used(row: RowMapping, key: IdempotencyKey) -> Exception:
+    if row["request_hash"] == key.request_hash:
+        return Answered(row["answer"])
+    return Unprocessable(
+        "idempotency_key_reused",
+        "This Idempotency-Key came with another request before.",
+        "Use a new key for every request that is not a repetition.",
+    )
 
 
 def keep(connection: Connection, project: str, key: IdempotencyKey | None, answer: dict[str, Any]) -> None:
