@@ -12,6 +12,7 @@ from msgspec import field
 from hatchway.wire.message import Empty, Struct
 
 SOCKET = "audit.sock"
+SOURCE = r"[a-z0-9-]{1,32}/[a-z0-9]{1,32}"
 MAX_RECORD = 16 * 1024
 """Octets of one record; longer values are cut, with their digest in place of the rest."""
 
@@ -40,23 +41,31 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class Append(Struct, frozen=True, kw_only=True):
-    """`audit.append`: records of one sender, `first` the number of the first; they are numbered without gaps."""
+    """`audit.append`: records of one sender, `first` the number of the first; they are numbered from 1 without gaps.
+
+    Without records it asks what the writer has. What it has already is left out. Raises `HostExhausted("audit_full")`: nothing of it is
+    written, and whoever has to record does nothing more that would have to be.
+    """
 
     source: str
-    """`control`, `egress-0`, `broker`, `node` …, and `/` and the id of its start."""
+    """`control`, `egress-0`, `broker`, `node` …, and `/` and the id of its start: `SOURCE`."""
     first: int
     entries: tuple[Entry, ...]
 
 
 class Appended(Struct, frozen=True, kw_only=True):
-    """Answer: all up to `last` of this sender are durable; `sequence` is the newest in the journal."""
+    """Answer: all of this sender up to the number `last` are durable; `sequence` is the newest in the journal."""
 
     last: int
     sequence: int
 
 
 class Query(Struct, frozen=True, kw_only=True):
-    """`audit.query` of the control plane: records after `after`, oldest first, of one project (None: of all) and matching what else is given."""
+    """`audit.query` of the control plane: records after `after`, oldest first, of one project (None: of all) and matching what else is given.
+
+    With `newest` the newest first, those before `before`. One query reads a bounded part of the journal: it may find nothing and yet
+    have to be gone on with.
+    """
 
     after: int = 0
     limit: int = 100
@@ -67,6 +76,9 @@ class Query(Struct, frozen=True, kw_only=True):
     decision: str | None = None
     before_time: float | None = None
     since_time: float | None = None
+    newest: bool = False
+    before: int = 0
+    """0: from the end on."""
 
 
 class Records(Struct, frozen=True, kw_only=True):
@@ -74,7 +86,7 @@ class Records(Struct, frozen=True, kw_only=True):
 
     lines: tuple[bytes, ...]
     next_after: int
-    """Where the next query goes on."""
+    """Where the next query goes on: its `after`, or with `newest` its `before`, which is 0 at the journal's beginning."""
     head: int
     """The newest sequence."""
 
@@ -86,8 +98,15 @@ class Health(Struct, frozen=True, kw_only=True):
     error: str = ""
     head: int = 0
     head_hash: str = ""
-    bytes: int = 0
+    octets: int = 0
+    first: int = 1
+    """The oldest sequence that is kept."""
+    public_key: str = ""
+    """Ed25519, 32 octets in hexadecimal digits."""
 
+
+MAX_RECORDS = 2000
+"""Records of one `audit.append`."""
 
 METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "audit.append": (Append, Appended),
