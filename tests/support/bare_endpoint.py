@@ -16,11 +16,11 @@ from starlette.routing import Route, Router
 
 from hatchway.domain.lifecycle import State
 from hatchway.domain.shapes import Shape
-from hatchway.storage import keys, transitions
+from hatchway.storage import accepting, ending, keys
 from hatchway.storage.database import Database
 from hatchway.wire.node import Observed
 
-NEW = transitions.NewSandbox(
+NEW = accepting.NewSandbox(
     project="default",
     name=None,
     node_id="n",
@@ -40,7 +40,7 @@ async def main(where: str, fd: int) -> None:
 
     async def create(request: Request) -> Response:
         msgspec.json.decode(await request.body())
-        accepted = await database.write(transitions.accept_create, NEW, None)
+        accepted = await database.write(accepting.accept_create, NEW, None)
         seen = Observed(
             sandbox_id=accepted.sandbox.id,
             project="default",
@@ -49,7 +49,7 @@ async def main(where: str, fd: int) -> None:
             boot_id="b",
             sequence=1,
         )
-        finished = await database.write(transitions.succeed, accepted.operation, seen, time.time())
+        finished = await database.write(ending.succeed, accepted.operation, seen, time.time())
         assert finished is not None
         answer = {"sandbox": finished.sandbox, "operation": finished.operation}
         return Response(msgspec.json.encode(answer), media_type="application/json")

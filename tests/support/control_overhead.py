@@ -30,7 +30,7 @@ from tests.support.node_double import NodeDouble
 from tests.support.postgres import PostgresServer
 
 from hatchway.domain.ids import new_id
-from hatchway.storage import keys, sandboxes, transitions
+from hatchway.storage import accepting, keys, sandboxes
 from hatchway.storage.database import Database
 from hatchway.storage.tables import sandboxes as sandboxes_table
 
@@ -96,11 +96,11 @@ async def transactions(folder: Path) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     async def whole() -> None:
-        await database.write(transitions.accept_create, NEW, None)
+        await database.write(accepting.accept_create, NEW, None)
 
     async def by_statement() -> None:
         async with engine.begin() as connection:
-            await connection.run_sync(transitions.accept_create, NEW, None)
+            await connection.run_sync(accepting.accept_create, NEW, None)
 
     async def measure(metric: str, one: Callable[[], Awaitable[None]]) -> None:
         times = []
@@ -204,7 +204,7 @@ async def pages(kind: str, where: str) -> None:
     """The first, a middle and the last page of a list of 100,000 sandboxes."""
     database = await Database.open(where)
     await database.write(keys.ensure_project, "default")
-    accepted = await database.write(transitions.accept_create, NEW, None)
+    accepted = await database.write(accepting.accept_create, NEW, None)
     made = msgspec.structs.asdict(accepted.sandbox)
 
     def fill(connection: Connection, begin: int) -> None:

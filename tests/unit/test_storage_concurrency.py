@@ -13,7 +13,7 @@ from tests.unit.test_storage_transitions import new, running, seen
 
 from hatchway.domain.errors import Conflict, HatchwayError, Unavailable
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import claims, keys, leases, operations, outbox, sandboxes, server, settings, transitions
+from hatchway.storage import accepting, claims, ending, keys, leases, operations, outbox, sandboxes, server, settings
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
 
@@ -38,9 +38,9 @@ async def several(where: str) -> AsyncIterator[tuple[Database, ...]]:
 async def test_of_many_creates_with_one_idempotency_key_one_is_made(where: str) -> None:
     key = IdempotencyKey(key="k", request_hash=b"1" * 32)
     async with several(where) as both:
-        asked = [both[n % 2].write(transitions.accept_create, new(), key) for n in range(12)]
+        asked = [both[n % 2].write(accepting.accept_create, new(), key) for n in range(12)]
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
-        made = [one for one in outcomes if isinstance(one, transitions.Accepted)]
+        made = [one for one in outcomes if isinstance(one, accepting.Accepted)]
         assert len(made) == 1
         for other in outcomes:
             if other is not made[0]:
@@ -53,14 +53,11 @@ async def test_of_many_verbs_one_takes_the_sandbox_and_a_delete_always_does(wher
         row = await running(both[0])
         verbs = [Verb.PAUSE, Verb.STOP, Verb.SUSPEND, Verb.PAUSE, Verb.DELETE, Verb.STOP]
         outcomes = await asyncio.gather(
-            *(
-                both[n % 2].write(transitions.accept_verb, "default", row.id, verb, None)
-                for n, verb in enumerate(verbs)
-            ),
+            *(both[n % 2].write(accepting.accept_verb, "default", row.id, verb, None) for n, verb in enumerate(verbs)),
             return_exceptions=True,
         )
-        accepted = [one for one in outcomes if isinstance(one, transitions.Accepted)]
-        refused = [one for one in outcomes if not isinstance(one, transitions.Accepted)]
+        accepted = [one for one in outcomes if isinstance(one, accepting.Accepted)]
+        refused = [one for one in outcomes if not isinstance(one, accepting.Accepted)]
         assert [one.operation.kind for one in accepted if one.operation.kind is Verb.DELETE] == [Verb.DELETE]
         assert len(accepted) <= 2
         assert all(isinstance(one, Conflict) and one.code == "operation_in_flight" for one in refused)
@@ -86,7 +83,7 @@ async def test_a_count_before_a_bound_is_not_passed_by_those_who_count_together(
     def add(connection: Connection) -> bool:
         if connection.execute(text("SELECT count(*) FROM sandboxes")).scalar_one() >= 5:
             return False
-        transitions.accept_create(connection, new(), None)
+        accepting.accept_create(connection, new(), None)
         return True
 
     async with several(where) as both:
@@ -144,7 +141,7 @@ async def test_operations_of_the_dead_are_claimed_by_one_and_those_of_the_living
     async with several(where) as (first, second):
         for who in (A, B):
             await first.write(leases.take, who, [], 60.0)
-        made = [await first.write(transitions.accept_create, new(), None) for _ in range(20)]
+        made = [await first.write(accepting.accept_create, new(), None) for _ in range(20)]
         if first.shared:
             assert {one.operation.id for one in made} == {
                 one.id for one in await first.read(operations.unfinished) if one.controller_id == A
@@ -196,9 +193,9 @@ async def test_a_server_that_restarts_is_waited_for(monkeypatch: pytest.MonkeyPa
         try:
             await opened.write(keys.ensure_project, "default")
             row = await running(opened)
-            writing = [asyncio.create_task(opened.write(transitions.accept_create, new(), None)) for _ in range(20)]
+            writing = [asyncio.create_task(opened.write(accepting.accept_create, new(), None)) for _ in range(20)]
             await asyncio.to_thread(own.stop)
-            writing += [asyncio.create_task(opened.write(transitions.accept_create, new(), None)) for _ in range(5)]
+            writing += [asyncio.create_task(opened.write(accepting.accept_create, new(), None)) for _ in range(5)]
             reading = asyncio.create_task(opened.read(sandboxes.get, "default", row.id))
             await asyncio.to_thread(own.start)
             assert (await reading).id == row.id
@@ -246,9 +243,9 @@ async def test_a_commit_whose_end_was_not_heard_is_looked_up(url: str, monkeypat
 
     monkeypatch.setattr(RootTransaction, "commit", commit)
     try:
-        first = await opened.write(transitions.accept_create, new(), None)
+        first = await opened.write(accepting.accept_create, new(), None)
         broken.append("before")
-        second = await opened.write(transitions.accept_create, new(), None)
+        second = await opened.write(accepting.accept_create, new(), None)
         kept = await opened.read(sandboxes.list_page, "default", limit=100)
         assert {one.id for one in kept} == {first.sandbox.id, second.sandbox.id}
         assert len(kept) == 2
@@ -299,8 +296,8 @@ async def test_processes_that_start_together_migrate_once() -> None:
 
 async def running_on(opened: list[Database]) -> str:
     await opened[0].write(keys.ensure_project, "default")
-    accepted = await opened[1].write(transitions.accept_create, new(), None)
+    accepted = await opened[1].write(accepting.accept_create, new(), None)
     ended = seen(accepted.sandbox, State.RUNNING)
-    finished = await opened[2].write(transitions.succeed, accepted.operation, ended, 1.0)
+    finished = await opened[2].write(ending.succeed, accepted.operation, ended, 1.0)
     assert finished is not None
     return accepted.sandbox.id

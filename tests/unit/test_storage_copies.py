@@ -9,12 +9,12 @@ from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import branches, operations, outbox, sandboxes, sessions, snapshots, transitions
+from hatchway.storage import accepting, branches, ending, operations, outbox, sandboxes, sessions, snapshots
+from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.branches import NewBranches
 from hatchway.storage.database import Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
 from hatchway.storage.rows import SandboxRow, SnapshotRow
-from hatchway.storage.transitions import Accepted, NewSandbox
 from hatchway.wire.node import (
     BranchedSession,
     BranchOutcome,
@@ -53,17 +53,15 @@ async def running(database: Database) -> SandboxRow:
         env={"K": "V"},
         require_isolation=None,
     )
-    accepted = await database.write(transitions.accept_create, new, None)
-    finished = await database.write(
-        transitions.succeed, accepted.operation, observed(accepted.sandbox, State.RUNNING), 1.0
-    )
+    accepted = await database.write(accepting.accept_create, new, None)
+    finished = await database.write(ending.succeed, accepted.operation, observed(accepted.sandbox, State.RUNNING), 1.0)
     assert finished is not None
     return finished.sandbox
 
 
 async def move(database: Database, row: SandboxRow, verb: Verb, state: State) -> SandboxRow:
-    accepted = await database.write(transitions.accept_verb, "default", row.id, verb, None)
-    finished = await database.write(transitions.succeed, accepted.operation, observed(row, state), 1.0)
+    accepted = await database.write(accepting.accept_verb, "default", row.id, verb, None)
+    finished = await database.write(ending.succeed, accepted.operation, observed(row, state), 1.0)
     assert finished is not None
     return finished.sandbox
 
@@ -141,11 +139,11 @@ async def test_a_snapshot_that_was_not_made_says_why_and_can_be_deleted(database
         await database.write(snapshots.begin_delete, "default", snapshot_id)
     assert raised.value.code == "snapshot_not_ready"
     if end == "failed":
-        await database.write(transitions.fail, accepted.operation, {"code": "x", "cause": "full"}, None, 1.0)
+        await database.write(ending.fail, accepted.operation, {"code": "x", "cause": "full"}, None, 1.0)
     elif end == "preempted":
-        await database.write(transitions.accept_verb, "default", row.id, Verb.DELETE, None)
+        await database.write(accepting.accept_verb, "default", row.id, Verb.DELETE, None)
     else:
-        await database.write(transitions.cancel, "default", accepted.operation.id)
+        await database.write(ending.cancel, "default", accepted.operation.id)
     assert (
         await database.write(snapshots.made, accepted.operation, answer(row, accepted, SnapshotKind.FULL), 1.0) is None
     )
@@ -217,7 +215,7 @@ async def test_branches_are_there_before_they_run(database: Database) -> None:
     assert made[0].metadata == {"a": "b"}
     assert made[0].env == {"K": "W"}
     with pytest.raises(Conflict) as raised:
-        await database.write(transitions.accept_verb, "default", made[0].id, Verb.PAUSE, None)
+        await database.write(accepting.accept_verb, "default", made[0].id, Verb.PAUSE, None)
     assert raised.value.code == "operation_in_flight"
 
 
@@ -278,7 +276,7 @@ async def test_a_fork_without_any_branch_failed(database: Database) -> None:
 async def test_a_branch_can_be_deleted_while_it_is_made(database: Database) -> None:
     row = await running(database)
     accepted, made = await fork(database, row, 2)
-    deletion = await database.write(transitions.accept_verb, "default", made[0].id, Verb.DELETE, None)
+    deletion = await database.write(accepting.accept_verb, "default", made[0].id, Verb.DELETE, None)
     assert deletion.preempted is None
     assert (await database.read(operations.get, "default", accepted.operation.id)).status == "pending"
     assert [one.id for one in await database.read(branches.open_branches, accepted.operation)] == [made[1].id]
@@ -292,7 +290,7 @@ async def test_a_branch_can_be_deleted_while_it_is_made(database: Database) -> N
 async def test_deleting_the_source_leaves_no_branch_without_a_way_out(database: Database) -> None:
     row = await running(database)
     accepted, made = await fork(database, row, 2)
-    deletion = await database.write(transitions.accept_verb, "default", row.id, Verb.DELETE, None)
+    deletion = await database.write(accepting.accept_verb, "default", row.id, Verb.DELETE, None)
     assert deletion.preempted == accepted.operation.id
     for one in made:
         after = await database.read(sandboxes.get, "default", one.id)
@@ -311,14 +309,14 @@ async def test_a_repeated_fork_names_the_first(database: Database) -> None:
 
 async def test_suspended_sandboxes_tell_what_they_keep(database: Database) -> None:
     row = await running(database)
-    accepted = await database.write(transitions.accept_verb, "default", row.id, Verb.SUSPEND, None)
+    accepted = await database.write(accepting.accept_verb, "default", row.id, Verb.SUSPEND, None)
     finished = await database.write(
-        transitions.succeed, accepted.operation, observed(row, State.SUSPENDED, stored_bytes=1234), 1.0
+        ending.succeed, accepted.operation, observed(row, State.SUSPENDED, stored_bytes=1234), 1.0
     )
     assert finished is not None
     assert (finished.sandbox.state, finished.sandbox.stored_bytes) == (State.SUSPENDED, 1234)
     lost = observed(row, State.SUSPENDED, stored_bytes=1234, cause="memory_lost", reason="another CPU", boot_id="b")
-    found = await database.write(transitions.observe, lost)
+    found = await database.write(ending.observe, lost)
     assert found is not None
     assert (found.state, found.cause, found.reason) == (State.SUSPENDED, "memory_lost", "another CPU")
     assert (await move(database, found, Verb.RESTORE, State.RUNNING)).stored_bytes is None

@@ -19,6 +19,8 @@ from tests.support.databases import empty
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.shapes import Shape
 from hatchway.storage import (
+    accepting,
+    ending,
     keys,
     migrate,
     migrations,
@@ -27,7 +29,6 @@ from hatchway.storage import (
     sandboxes,
     sessions,
     settings,
-    transitions,
 )
 from hatchway.storage.database import Database
 from hatchway.storage.tables import metadata
@@ -178,17 +179,17 @@ async def test_what_the_first_release_wrote_is_there_after_every_way_up(empty: s
         seen = Observed(
             sandbox_id=PENDING, project="default", generation=2, state="running", sequence=2**41, boot_id="b"
         )
-        finished = await opened.write(transitions.succeed, unfinished[0], seen, 1.0)
+        finished = await opened.write(ending.succeed, unfinished[0], seen, 1.0)
         assert finished is not None
         assert finished.sandbox.state is State.RUNNING
         events = await opened.read(outbox.after, 0, ("default",), 100)
         assert [event.sequence for event in events[:6]] == [1, 2, 3, 4, 5, 6]
-        new = transitions.NewSandbox(
+        new = accepting.NewSandbox(
             project="default", name=None, node_id="node-one", template="seed:latest", template_digest="sha256:00",
             shape=Shape(), metadata={}, env={}, require_isolation=None,
         )  # fmt: skip
-        await opened.write(transitions.accept_create, new, None)
-        accepted = await opened.write(transitions.accept_verb, "default", RUNNING, Verb.DELETE, None)
+        await opened.write(accepting.accept_create, new, None)
+        accepted = await opened.write(accepting.accept_verb, "default", RUNNING, Verb.DELETE, None)
         assert accepted.run
     finally:
         await opened.close()

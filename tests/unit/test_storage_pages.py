@@ -9,7 +9,7 @@ from tests.support.databases import database, where
 from tests.unit.test_storage_transitions import new
 
 from hatchway.domain.ids import new_id
-from hatchway.storage import sandboxes, transitions
+from hatchway.storage import accepting, sandboxes
 from hatchway.storage.database import Database
 from hatchway.storage.rows import SandboxRow
 from hatchway.storage.tables import sandboxes as table
@@ -55,7 +55,7 @@ def _touched(plan: dict[str, Any]) -> int:
 
 
 async def _add(database: Database, count: int, begin: float, **changes: Any) -> None:
-    accepted = await database.write(transitions.accept_create, new(), None)
+    accepted = await database.write(accepting.accept_create, new(), None)
     made = msgspec.structs.asdict(accepted.sandbox)
 
     def fill(connection: Connection) -> None:

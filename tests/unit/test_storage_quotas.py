@@ -12,13 +12,13 @@ from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
 from hatchway.domain.quotas import Caps, ProjectUsage, Quotas, template_allowed
 from hatchway.domain.shapes import Shape
-from hatchway.storage import branches, keys, outbox, projects, quotas, sessions, snapshots, tokens, transitions
+from hatchway.storage import accepting, branches, ending, keys, outbox, projects, quotas, sessions, snapshots, tokens
+from hatchway.storage.accepting import NewSandbox
 from hatchway.storage.branches import NewBranches
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import SandboxRow
 from hatchway.storage.tables import metadata, sandboxes
-from hatchway.storage.transitions import NewSandbox
 from hatchway.wire.node import Observed, SessionSpec, Snapshot, SnapshotMade
 
 __all__ = ["database", "where"]
@@ -57,17 +57,15 @@ async def bound(database: Database, **limits: int) -> None:
 
 
 async def running(database: Database, project: str = "default") -> SandboxRow:
-    accepted = await database.write(transitions.accept_create, new(project), None)
-    finished = await database.write(
-        transitions.succeed, accepted.operation, seen(accepted.sandbox, State.RUNNING, 1), 1.0
-    )
+    accepted = await database.write(accepting.accept_create, new(project), None)
+    finished = await database.write(ending.succeed, accepted.operation, seen(accepted.sandbox, State.RUNNING, 1), 1.0)
     assert finished is not None
     return finished.sandbox
 
 
 async def done(database: Database, row: SandboxRow, verb: Verb, state: State, sequence: int) -> SandboxRow:
-    accepted = await database.write(transitions.accept_verb, row.project, row.id, verb, None)
-    finished = await database.write(transitions.succeed, accepted.operation, seen(row, state, sequence), 1.0)
+    accepted = await database.write(accepting.accept_verb, row.project, row.id, verb, None)
+    finished = await database.write(ending.succeed, accepted.operation, seen(row, state, sequence), 1.0)
     assert finished is not None
     return finished.sandbox
 
@@ -107,7 +105,7 @@ async def accepted_of(attempts: list[Any]) -> int:
 )
 async def test_creates_at_once_do_not_pass_a_quota_together(database: Database, limits: dict[str, int]) -> None:
     await bound(database, **limits)
-    made = await accepted_of([database.write(transitions.accept_create, new(), None) for _ in range(24)])
+    made = await accepted_of([database.write(accepting.accept_create, new(), None) for _ in range(24)])
     assert made == 7
     assert (await usage(database)).sandboxes == 7
 
@@ -132,7 +130,7 @@ async def test_forks_and_creates_at_once_share_the_quota(database: Database) -> 
     sources = [await running(database) for _ in range(3)]
     await bound(database, sandboxes=10)
     attempts = [database.write(branches.accept, "default", one.id, NewBranches(count=3), None) for one in sources]
-    attempts += [database.write(transitions.accept_create, new(), None) for _ in range(6)]
+    attempts += [database.write(accepting.accept_create, new(), None) for _ in range(6)]
     await accepted_of(attempts)
     assert (await usage(database)).sandboxes in (9, 10)  # a fork of three does not fit into one or two places
 
@@ -146,13 +144,11 @@ async def test_what_gets_a_machine_again_needs_room_for_it(database: Database) -
     assert (await usage(database)).running_vcpus == 2  # what is paused has its machine
     for row, verbs in ((stopped, (Verb.START, Verb.WAKE)), (suspended, (Verb.RESTORE, Verb.WAKE))):
         for verb in verbs:
-            extra = await refused(database, transitions.accept_verb, "default", row.id, verb, None)
+            extra = await refused(database, accepting.accept_verb, "default", row.id, verb, None)
             assert extra == {"quota": "running_vcpus", "limit": 3, "used": 2, "wanted": 2}
     await done(database, paused, Verb.RESUME, State.RUNNING, 3)
     await bound(database, running_vcpus=4)
-    starts = [
-        database.write(transitions.accept_verb, "default", row.id, Verb.WAKE, None) for row in (stopped, suspended)
-    ]
+    starts = [database.write(accepting.accept_verb, "default", row.id, Verb.WAKE, None) for row in (stopped, suspended)]
     assert await accepted_of(starts) == 1
     assert (await usage(database)).running_vcpus == 4  # it counts from its acceptance
 
@@ -161,7 +157,7 @@ async def test_a_wrong_state_is_told_before_a_quota(database: Database) -> None:
     row = await done(database, await running(database), Verb.STOP, State.STOPPED, 2)
     await bound(database, running_vcpus=0, sandboxes=0)
     for body, arguments in (
-        (transitions.accept_verb, (Verb.RESTORE, None)),
+        (accepting.accept_verb, (Verb.RESTORE, None)),
         (branches.accept, (NewBranches(count=1), None)),
     ):
         with pytest.raises(Conflict, match="wrong_state"):
@@ -173,15 +169,15 @@ async def test_a_repetition_is_answered_beyond_the_quota(database: Database) -> 
 
     await bound(database, sandboxes=1)
     key = IdempotencyKey(key="one", request_hash=b"x" * 32)
-    await database.write(transitions.accept_create, new(), key)
+    await database.write(accepting.accept_create, new(), key)
     with pytest.raises(Answered):
-        await database.write(transitions.accept_create, new(), key)
+        await database.write(accepting.accept_create, new(), key)
 
 
 async def test_sandboxes_that_are_gone_leave_room(database: Database) -> None:
     await bound(database, sandboxes=1, running_vcpus=2, disk_mib=1024)
     row = await running(database)
-    await refused(database, transitions.accept_create, new(), None)
+    await refused(database, accepting.accept_create, new(), None)
     await done(database, row, Verb.DELETE, State.DELETED, 2)
     await running(database)
 
@@ -268,7 +264,7 @@ async def test_snapshots_never_take_more_than_their_quota(database: Database) ->
 async def test_one_project_does_not_use_up_what_another_may_have(database: Database) -> None:
     await bound(database, sandboxes=0)
     await running(database, "other")
-    await refused(database, transitions.accept_create, new(), None)
+    await refused(database, accepting.accept_create, new(), None)
 
 
 async def test_a_bound_below_what_is_there_ends_nothing(database: Database) -> None:
@@ -291,9 +287,9 @@ async def test_a_project_goes_with_everything_that_is_recorded_of_it(database: D
     await database.write(projects.create, "tenant", {"quotas": Quotas(sandboxes=5), "caps": Caps(vcpus=4)})
     await database.write(lambda c: keys.create(c, project="tenant", name="k", scopes=("read",)))
     accepted = await database.write(
-        transitions.accept_create, new("tenant"), IdempotencyKey(key="one", request_hash=b"x" * 32)
+        accepting.accept_create, new("tenant"), IdempotencyKey(key="one", request_hash=b"x" * 32)
     )
-    await database.write(transitions.succeed, accepted.operation, seen(accepted.sandbox, State.RUNNING, 1), 1.0)
+    await database.write(ending.succeed, accepted.operation, seen(accepted.sandbox, State.RUNNING, 1), 1.0)
     row = accepted.sandbox
     await database.write(sessions.create, "tenant", row.id, SPEC, None)
     token = tokens.TokenRow(
@@ -313,7 +309,7 @@ async def test_a_project_goes_with_everything_that_is_recorded_of_it(database: D
     assert (raised.value.code, raised.value.extra["objects"]) == ("project_not_empty", {"sandboxes": 1})
     await database.write(_begin, "tenant", True)
     for refusal in (
-        database.write(transitions.accept_create, new("tenant"), None),
+        database.write(accepting.accept_create, new("tenant"), None),
         database.write(sessions.create, "tenant", row.id, SPEC, None),
         database.write(projects.change, "tenant", {"quotas": Quotas()}),
     ):
@@ -354,7 +350,7 @@ async def test_what_is_made_while_a_project_ends_is_not_forgotten(database: Data
             return await database.write(projects.purge, name)
 
         created, purged = await asyncio.gather(
-            database.write(transitions.accept_create, new(name), None), end(), return_exceptions=True
+            database.write(accepting.accept_create, new(name), None), end(), return_exceptions=True
         )
         if purged is True:
             assert isinstance(created, HatchwayError), created

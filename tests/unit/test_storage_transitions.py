@@ -12,11 +12,11 @@ from hatchway.domain.errors import Conflict, Gone, NotFound, Unprocessable
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import VERBS, State, Verb, admits, verbs_from
 from hatchway.domain.shapes import Shape
-from hatchway.storage import operations, outbox, retention, sandboxes, sessions, transitions
+from hatchway.storage import accepting, ending, operations, outbox, retention, sandboxes, sessions
+from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.database import Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
 from hatchway.storage.rows import SandboxRow
-from hatchway.storage.transitions import Accepted, NewSandbox
 from hatchway.wire.node import Observed, SessionSpec, SessionStatus
 
 __all__ = ["database", "where"]
@@ -50,8 +50,8 @@ def seen(row: SandboxRow, state: State, sequence: int = 1, **changes: Any) -> Ob
 
 
 async def running(database: Database, **changes: Any) -> SandboxRow:
-    accepted = await database.write(transitions.accept_create, new(**changes), None)
-    finished = await database.write(transitions.succeed, accepted.operation, seen(accepted.sandbox, State.RUNNING), 1.0)
+    accepted = await database.write(accepting.accept_create, new(**changes), None)
+    finished = await database.write(ending.succeed, accepted.operation, seen(accepted.sandbox, State.RUNNING), 1.0)
     assert finished is not None
     assert finished.sandbox.state is State.RUNNING
     return finished.sandbox
@@ -60,12 +60,12 @@ async def running(database: Database, **changes: Any) -> SandboxRow:
 async def bring_to(database: Database, state: State) -> SandboxRow:
     """A sandbox in any state, by the ways that lead there."""
     if state is State.PENDING:
-        return (await database.write(transitions.accept_create, new(), None)).sandbox
+        return (await database.write(accepting.accept_create, new(), None)).sandbox
     row = await running(database)
     if state is State.RUNNING:
         return row
     if state is State.FAILED:
-        found = await database.write(transitions.observe, seen(row, State.FAILED, 2, cause="vmm_died", reason="x"))
+        found = await database.write(ending.observe, seen(row, State.FAILED, 2, cause="vmm_died", reason="x"))
         assert found is not None
         return found
     verb = {
@@ -74,8 +74,8 @@ async def bring_to(database: Database, state: State) -> SandboxRow:
         State.SUSPENDED: Verb.SUSPEND,
         State.DELETED: Verb.DELETE,
     }[state]
-    accepted = await database.write(transitions.accept_verb, "default", row.id, verb, None)
-    finished = await database.write(transitions.succeed, accepted.operation, seen(row, state, 2), 1.0)
+    accepted = await database.write(accepting.accept_verb, "default", row.id, verb, None)
+    finished = await database.write(ending.succeed, accepted.operation, seen(row, state, 2), 1.0)
     assert finished is not None
     return finished.sandbox
 
@@ -92,15 +92,15 @@ async def test_what_the_table_says_is_what_happens(database: Database, state: St
     rule = VERBS[verb]
     if state is State.DELETED and verb is not Verb.DELETE:
         with pytest.raises(Gone):
-            await database.write(transitions.accept_verb, "default", row.id, verb, None)
+            await database.write(accepting.accept_verb, "default", row.id, verb, None)
         return
     if not admits(verb, state):
         with pytest.raises(Conflict) as raised:
-            await database.write(transitions.accept_verb, "default", row.id, verb, None)
+            await database.write(accepting.accept_verb, "default", row.id, verb, None)
         assert raised.value.code == "wrong_state"
         assert raised.value.extra["verbs"] == [str(one) for one in verbs_from(state)]
         return
-    accepted = await database.write(transitions.accept_verb, "default", row.id, verb, None)
+    accepted = await database.write(accepting.accept_verb, "default", row.id, verb, None)
     if state in rule.satisfied:
         assert not accepted.run
         assert accepted.operation.status == "succeeded"
@@ -111,7 +111,7 @@ async def test_what_the_table_says_is_what_happens(database: Database, state: St
     assert accepted.sandbox.operation_id == accepted.operation.id
     assert accepted.sandbox.state is state
     assert accepted.sandbox.desired is rule.target
-    finished = await database.write(transitions.succeed, accepted.operation, seen(row, rule.target, 9), 1.0)
+    finished = await database.write(ending.succeed, accepted.operation, seen(row, rule.target, 9), 1.0)
     assert finished is not None
     assert finished.sandbox.state is rule.target
     assert finished.sandbox.operation_id is None
@@ -121,33 +121,33 @@ async def test_what_the_table_says_is_what_happens(database: Database, state: St
 
 async def test_a_second_verb_meets_the_operation_in_flight(database: Database) -> None:
     row = await running(database)
-    first = await database.write(transitions.accept_verb, "default", row.id, Verb.PAUSE, None)
+    first = await database.write(accepting.accept_verb, "default", row.id, Verb.PAUSE, None)
     with pytest.raises(Conflict) as raised:
-        await database.write(transitions.accept_verb, "default", row.id, Verb.STOP, None)
+        await database.write(accepting.accept_verb, "default", row.id, Verb.STOP, None)
     assert raised.value.code == "operation_in_flight"
     assert raised.value.extra["operation"] == first.operation.id
 
 
 async def test_delete_preempts_and_the_old_operation_cannot_end_any_more(database: Database) -> None:
     row = await running(database)
-    pause = await database.write(transitions.accept_verb, "default", row.id, Verb.PAUSE, None)
-    deletion = await database.write(transitions.accept_verb, "default", row.id, Verb.DELETE, None)
+    pause = await database.write(accepting.accept_verb, "default", row.id, Verb.PAUSE, None)
+    deletion = await database.write(accepting.accept_verb, "default", row.id, Verb.DELETE, None)
     assert deletion.preempted == pause.operation.id
-    assert await database.write(transitions.succeed, pause.operation, seen(row, State.PAUSED, 5), 1.0) is None
-    assert await database.write(transitions.fail, pause.operation, {"code": "x"}, None, 1.0) is None
+    assert await database.write(ending.succeed, pause.operation, seen(row, State.PAUSED, 5), 1.0) is None
+    assert await database.write(ending.fail, pause.operation, {"code": "x"}, None, 1.0) is None
     old = await database.read(operations.get, "default", pause.operation.id)
     assert old.status == "cancelled"
     assert old.error is not None
     assert old.error["code"] == "preempted"
-    again = await database.write(transitions.accept_verb, "default", row.id, Verb.DELETE, None)
+    again = await database.write(accepting.accept_verb, "default", row.id, Verb.DELETE, None)
     assert again.operation.id == deletion.operation.id
     assert not again.run
 
 
 async def test_a_create_that_failed_leaves_a_failed_sandbox_with_its_cause(database: Database) -> None:
-    accepted = await database.write(transitions.accept_create, new(), None)
+    accepted = await database.write(accepting.accept_create, new(), None)
     error = {"code": "host_disk_full", "cause": "The disk is full.", "remedy": "Free some."}
-    finished = await database.write(transitions.fail, accepted.operation, error, None, 1.0)
+    finished = await database.write(ending.fail, accepted.operation, error, None, 1.0)
     assert finished is not None
     assert finished.sandbox.state is State.FAILED
     assert finished.sandbox.reason == "The disk is full."
@@ -156,15 +156,15 @@ async def test_a_create_that_failed_leaves_a_failed_sandbox_with_its_cause(datab
 
 async def test_a_verb_that_failed_leaves_the_state_that_was_seen(database: Database) -> None:
     row = await running(database)
-    pause = await database.write(transitions.accept_verb, "default", row.id, Verb.PAUSE, None)
+    pause = await database.write(accepting.accept_verb, "default", row.id, Verb.PAUSE, None)
     dead = seen(row, State.FAILED, 3, cause="vmm_died", reason="killed by signal 9")
-    finished = await database.write(transitions.fail, pause.operation, {"code": "vmm_died"}, dead, 1.0)
+    finished = await database.write(ending.fail, pause.operation, {"code": "vmm_died"}, dead, 1.0)
     assert finished is not None
     assert (finished.sandbox.state, finished.sandbox.cause) == (State.FAILED, "vmm_died")
     assert finished.sandbox.desired is State.FAILED
     row = await running(database)
-    pause = await database.write(transitions.accept_verb, "default", row.id, Verb.PAUSE, None)
-    finished = await database.write(transitions.fail, pause.operation, {"code": "x"}, None, 1.0)
+    pause = await database.write(accepting.accept_verb, "default", row.id, Verb.PAUSE, None)
+    finished = await database.write(ending.fail, pause.operation, {"code": "x"}, None, 1.0)
     assert finished is not None
     assert finished.sandbox.state is State.RUNNING
 
@@ -172,50 +172,50 @@ async def test_a_verb_that_failed_leaves_the_state_that_was_seen(database: Datab
 async def test_observations_are_guarded(database: Database) -> None:
     row = await running(database)
     died = seen(row, State.FAILED, 5, cause="vmm_died", reason="gone")
-    assert await database.write(transitions.observe, seen(row, State.FAILED, 0, cause="vmm_died")) is None, "older"
+    assert await database.write(ending.observe, seen(row, State.FAILED, 0, cause="vmm_died")) is None, "older"
     stale = seen(row, State.FAILED, 9, generation=row.generation + 1)
-    assert await database.write(transitions.observe, stale) is None, "another generation"
-    assert await database.write(transitions.observe, died, version=row.version - 1) is None, "row changed meanwhile"
-    stop = await database.write(transitions.accept_verb, "default", row.id, Verb.STOP, None)
-    assert await database.write(transitions.observe, died) is None, "an operation is in flight"
-    await database.write(transitions.fail, stop.operation, {"code": "x"}, None, 1.0)
-    after = await database.write(transitions.observe, died)
+    assert await database.write(ending.observe, stale) is None, "another generation"
+    assert await database.write(ending.observe, died, version=row.version - 1) is None, "row changed meanwhile"
+    stop = await database.write(accepting.accept_verb, "default", row.id, Verb.STOP, None)
+    assert await database.write(ending.observe, died) is None, "an operation is in flight"
+    await database.write(ending.fail, stop.operation, {"code": "x"}, None, 1.0)
+    after = await database.write(ending.observe, died)
     assert after is not None
     assert (after.state, after.cause, after.reason, after.desired) == (State.FAILED, "vmm_died", "gone", State.FAILED)
-    assert await database.write(transitions.observe, died) is None, "known"
+    assert await database.write(ending.observe, died) is None, "known"
 
 
 async def test_a_sandbox_that_its_node_lost_is_failed_not_deleted(database: Database) -> None:
     row = await running(database)
-    after = await database.write(transitions.observe, seen(row, State.DELETED, 9, reason="no trace"))
+    after = await database.write(ending.observe, seen(row, State.DELETED, 9, reason="no trace"))
     assert after is not None
     assert (after.state, after.reason, after.deleted_at) == (State.FAILED, "no trace", None)
 
 
 async def test_cancel_ends_only_what_has_not_begun(database: Database) -> None:
-    accepted = await database.write(transitions.accept_create, new(), None)
-    finished = await database.write(transitions.cancel, "default", accepted.operation.id)
+    accepted = await database.write(accepting.accept_create, new(), None)
+    finished = await database.write(ending.cancel, "default", accepted.operation.id)
     assert finished.operation.status == "cancelled"
     assert finished.sandbox.state is State.FAILED
     with pytest.raises(Conflict):
-        await database.write(transitions.cancel, "default", accepted.operation.id)
+        await database.write(ending.cancel, "default", accepted.operation.id)
     row = await running(database)
-    pause = await database.write(transitions.accept_verb, "default", row.id, Verb.PAUSE, None)
+    pause = await database.write(accepting.accept_verb, "default", row.id, Verb.PAUSE, None)
     await database.write(operations.note_all_progress, [(pause.operation.id, "running", None, 1.0)])
     with pytest.raises(Conflict) as raised:
-        await database.write(transitions.cancel, "default", pause.operation.id)
+        await database.write(ending.cancel, "default", pause.operation.id)
     assert raised.value.code == "not_cancellable"
 
 
 async def test_an_idempotency_key_repeats_or_refuses(database: Database) -> None:
     key = IdempotencyKey(key="k", request_hash=b"1" * 32)
-    first = await database.write(transitions.accept_create, new(), key)
+    first = await database.write(accepting.accept_create, new(), key)
     with pytest.raises(Answered) as repeated:
-        await database.write(transitions.accept_create, new(), key)
+        await database.write(accepting.accept_create, new(), key)
     assert repeated.value.answer == {"sandbox": first.sandbox.id, "operation": first.operation.id}
     with pytest.raises(Unprocessable):
-        await database.write(transitions.accept_create, new(), IdempotencyKey(key="k", request_hash=b"2" * 32))
-    other = await database.write(transitions.accept_create, new(project="other"), key)
+        await database.write(accepting.accept_create, new(), IdempotencyKey(key="k", request_hash=b"2" * 32))
+    other = await database.write(accepting.accept_create, new(project="other"), key)
     assert other.sandbox.id != first.sandbox.id
     rows = await database.read(sandboxes.list_page, "default", limit=10)
     assert [row.id for row in rows] == [first.sandbox.id]
@@ -223,11 +223,11 @@ async def test_an_idempotency_key_repeats_or_refuses(database: Database) -> None
 
 async def test_other_projects_see_nothing(database: Database) -> None:
     row = await running(database)
-    pause = await database.write(transitions.accept_verb, "default", row.id, Verb.PAUSE, None)
+    pause = await database.write(accepting.accept_verb, "default", row.id, Verb.PAUSE, None)
     with pytest.raises(NotFound):
         await database.read(sandboxes.get, "other", row.id)
     with pytest.raises(NotFound):
-        await database.write(transitions.accept_verb, "other", row.id, Verb.DELETE, None)
+        await database.write(accepting.accept_verb, "other", row.id, Verb.DELETE, None)
     with pytest.raises(NotFound):
         await database.read(operations.get, "other", pause.operation.id)
     assert await database.read(outbox.after, 0, ("other",), 100) == []
@@ -355,7 +355,7 @@ async def test_any_history_leaves_a_state_with_a_way_out(database: Database, ste
     for verb, end in steps:
         sequence += 1
         try:
-            accepted: Accepted = await database.write(transitions.accept_verb, "default", row.id, verb, None)
+            accepted: Accepted = await database.write(accepting.accept_verb, "default", row.id, verb, None)
         except Conflict:
             assert not admits(verb, model.state)
             continue
@@ -364,16 +364,16 @@ async def test_any_history_leaves_a_state_with_a_way_out(database: Database, ste
             continue
         if end == "succeed":
             model.state = VERBS[verb].target
-            await database.write(transitions.succeed, accepted.operation, seen(row, model.state, sequence), 1.0)
+            await database.write(ending.succeed, accepted.operation, seen(row, model.state, sequence), 1.0)
         elif end == "die":
             model.state = State.FAILED
             dead = seen(row, State.FAILED, sequence, cause="vmm_died", reason="x")
-            await database.write(transitions.fail, accepted.operation, {"code": "x"}, dead, 1.0)
+            await database.write(ending.fail, accepted.operation, {"code": "x"}, dead, 1.0)
         elif end == "fail":
-            await database.write(transitions.fail, accepted.operation, {"code": "x"}, None, 1.0)
+            await database.write(ending.fail, accepted.operation, {"code": "x"}, None, 1.0)
         else:
-            deletion = await database.write(transitions.accept_verb, "default", row.id, Verb.DELETE, None)
-            await database.write(transitions.succeed, deletion.operation, seen(row, State.DELETED, sequence), 1.0)
+            deletion = await database.write(accepting.accept_verb, "default", row.id, Verb.DELETE, None)
+            await database.write(ending.succeed, deletion.operation, seen(row, State.DELETED, sequence), 1.0)
             model.state = State.DELETED
             break
         found = await database.read(sandboxes.get, "default", row.id)
@@ -386,19 +386,17 @@ async def test_any_history_leaves_a_state_with_a_way_out(database: Database, ste
 async def test_a_state_that_is_none_of_ours_is_not_taken_over(database: Database) -> None:
     row = await running(database)
     odd = Observed(sandbox_id=row.id, project="default", generation=1, state="deleting", sequence=10**9)
-    assert await database.write(transitions.observe, odd) is None
-    accepted = await database.write(transitions.accept_verb, "default", row.id, Verb.PAUSE, None)
-    finished = await database.write(transitions.fail, accepted.operation, {"code": "x"}, odd, 1.0)
+    assert await database.write(ending.observe, odd) is None
+    accepted = await database.write(accepting.accept_verb, "default", row.id, Verb.PAUSE, None)
+    finished = await database.write(ending.fail, accepted.operation, {"code": "x"}, odd, 1.0)
     assert finished is not None
     assert (finished.sandbox.state, finished.operation.status) == (State.RUNNING, "failed")
 
 
 async def test_unknown_ids(database: Database) -> None:
     with pytest.raises(NotFound):
-        await database.write(transitions.accept_verb, "default", new_id(), Verb.PAUSE, None)
+        await database.write(accepting.accept_verb, "default", new_id(), Verb.PAUSE, None)
     assert (
-        await database.write(
-            transitions.observe, Observed(sandbox_id=new_id(), project="", generation=1, state="running")
-        )
+        await database.write(ending.observe, Observed(sandbox_id=new_id(), project="", generation=1, state="running"))
         is None
     )

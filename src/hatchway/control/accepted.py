@@ -8,9 +8,9 @@ from hatchway.control import idempotency, requests, views
 from hatchway.control.endpoints import Call, answer
 from hatchway.domain.errors import Gone, NotFound
 from hatchway.storage import operations, sandboxes
+from hatchway.storage.accepting import Accepted
 from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import OperationRow, SandboxRow
-from hatchway.storage.transitions import Accepted
 
 
 def show(call: Call[Any], row: SandboxRow) -> views.Sandbox:

@@ -22,8 +22,8 @@ from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind
 from hatchway.domain.quotas import template_allowed
 from hatchway.storage import exports, projects, snapshots
+from hatchway.storage.accepting import NewSandbox
 from hatchway.storage.exports import ExportRow
-from hatchway.storage.transitions import NewSandbox
 from hatchway.wire.node import Empty, ExportRef, ExportRequest, UploadDescription
 from hatchway.wire.tokens import ARCHIVES
 

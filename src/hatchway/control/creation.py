@@ -27,9 +27,9 @@ from hatchway.domain import shapes
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Conflict, NotFound, Unprocessable
 from hatchway.domain.quotas import template_allowed
-from hatchway.storage import automatic, pools, projects, snapshots, transitions
+from hatchway.storage import accepting, automatic, pools, projects, snapshots
+from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.projects import ProjectRow
-from hatchway.storage.transitions import Accepted, NewSandbox
 from hatchway.wire.node import ResolveTemplate, TemplateRelease
 
 NODE_WAIT_S = 3.0
@@ -93,7 +93,7 @@ async def create(call: Call[CreateSandbox]) -> Response:
         _from_snapshot(call, body.snapshot) if body.snapshot is not UNSET else _from_template(call, str(body.template))
     )
     new = msgspec.structs.replace(new, lifetime=lifetime, schedule=schedule)
-    accept = transitions.accept_create if new.snapshot_id is None else snapshots.accept_create
+    accept = accepting.accept_create if new.snapshot_id is None else snapshots.accept_create
     claimed = await _claimed(call, new)
     if claimed is not None:
         return await proceed(call, claimed)

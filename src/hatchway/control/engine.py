@@ -21,10 +21,10 @@ from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
 from hatchway.control.verbs import LOOK_WITHIN_S, carry_out
 from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State, Verb
-from hatchway.storage import operations, projects, sandboxes, transitions
+from hatchway.storage import ending, operations, projects, sandboxes
 from hatchway.storage.database import Database
+from hatchway.storage.ending import Finished
 from hatchway.storage.rows import OperationRow, SandboxRow
-from hatchway.storage.transitions import Finished
 from hatchway.wire import tracing
 from hatchway.wire.node import Observed, Progress, SandboxRef
 
@@ -172,7 +172,7 @@ class Engine:
                 # It waits for its turn. Should the write below fail, the next reconciliation takes it up again.
                 assert live.task is not None
                 live.task.cancel()
-        finished = await self._database.write(transitions.cancel, project, operation_id)
+        finished = await self._database.write(ending.cancel, project, operation_id)
         note_end(finished.operation)
         if live is not None:
             _resolve(live, finished)
@@ -254,11 +254,11 @@ class Engine:
         except Unavailable as error:
             if error.code in LOST_CODES:
                 raise _Again(error) from error
-            return await self._database.write(transitions.fail, operation, error.as_dict(), None, live.started_at)
+            return await self._database.write(ending.fail, operation, error.as_dict(), None, live.started_at)
         failure: HatchwayError
         try:
             await self._check_isolation(link, operation.kind, sandbox)
-            ending = await carry_out(link, self._database, operation, sandbox)
+            end = await carry_out(link, self._database, operation, sandbox)
         except HatchwayError as error:
             if isinstance(error, Unavailable) and error.code in LOST_CODES:
                 raise _Again(error) from error
@@ -267,7 +267,7 @@ class Engine:
             cause = f"The node did not finish the {operation.kind} in time."
             failure = Unavailable("node_timeout", cause, "Try again when it is less busy.")
         else:
-            return await self._database.write(ending, live.started_at or time.time())
+            return await self._database.write(end, live.started_at or time.time())
         if operation.kind is Verb.DELETE:
             # A delete cannot fail for good: whatever is in its way, it goes on until nothing is left.
             raise _Again(failure)
@@ -290,7 +290,7 @@ class Engine:
         for link in self._nodes.ready():
             if link.info is not None and link.info.store and store in ("", link.info.store):
                 assert link.node_id is not None
-                moved = await self._database.write(transitions.move, operation, link.node_id)
+                moved = await self._database.write(ending.move, operation, link.node_id)
                 if moved is not None:
                     log.info("%s goes on at the node %s", sandbox.id, link.node_id)
                     return moved
@@ -370,7 +370,7 @@ class Engine:
         except (HatchwayError, TimeoutError) as second:
             log.warning("state of %s after a failed %s: %s", sandbox.id, live.operation.kind, second)
         details: dict[str, Any] = msgspec.to_builtins(error.as_dict(), str_keys=True)
-        return await self._database.write(transitions.fail, live.operation, details, seen, live.started_at)
+        return await self._database.write(ending.fail, live.operation, details, seen, live.started_at)
 
     def _note(self, live: Live, phase: str) -> None:
         live.phase, live.dirty = phase, True

@@ -18,9 +18,9 @@ from hatchway.domain import lifetimes as rules
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifetimes import Why
 from hatchway.storage import automatic, lifetimes
+from hatchway.storage.accepting import Accepted
 from hatchway.storage.database import Database
 from hatchway.storage.rows import SandboxRow
-from hatchway.storage.transitions import Accepted
 from hatchway.wire.node import Activities, ActivityRequest
 
 EVERY_S = 0.5

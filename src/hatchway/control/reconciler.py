@@ -18,7 +18,7 @@ from hatchway.control.engine import Engine, lost
 from hatchway.control.nodes import NodeLink, Nodes, quietly
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifecycle import State
-from hatchway.storage import operations, outbox, retention, sandboxes, sessions, settings, snapshots, transitions
+from hatchway.storage import ending, operations, outbox, retention, sandboxes, sessions, settings, snapshots
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import OperationRow, SandboxRow, SessionRow
 from hatchway.wire.node import (
@@ -375,7 +375,7 @@ def _write_events(connection: Connection, seen: list[Observed], heard: tuple[Ses
     """Returns what could not be taken over because an operation is in flight."""
     busy: list[Observed] = []
     for one in seen:
-        if transitions.observe(connection, one) is None:
+        if ending.observe(connection, one) is None:
             row = sandboxes.find(connection, one.sandbox_id)
             if row is not None and row.operation_id is not None:
                 busy.append(one)
@@ -385,7 +385,7 @@ def _write_events(connection: Connection, seen: list[Observed], heard: tuple[Ses
 
 def _take_over(connection: Connection, changes: list[tuple[Observed, int]]) -> None:
     for seen, version in changes:
-        transitions.observe(connection, seen, version=version)
+        ending.observe(connection, seen, version=version)
 
 
 def _write_sessions(connection: Connection, heard: tuple[SessionStatus, ...], gone: list[str]) -> None:

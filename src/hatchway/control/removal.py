@@ -11,11 +11,11 @@ from hatchway.control.engine import Engine
 from hatchway.control.nodes import Nodes, quietly
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import exports, projects, sandboxes, snapshots, transitions
+from hatchway.storage import accepting, exports, projects, sandboxes, snapshots
+from hatchway.storage.accepting import Accepted
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.exports import ExportRow
 from hatchway.storage.rows import SnapshotRow
-from hatchway.storage.transitions import Accepted
 from hatchway.wire.node import Empty, ExportRef, SnapshotRef
 
 BATCH = 100
@@ -100,7 +100,7 @@ class Removal:
 def _delete_sandboxes(connection: Connection, name: str) -> list[Accepted]:
     rows = sandboxes.list_page(connection, name, states=_ALIVE, limit=BATCH)
     return [
-        transitions.accept_verb(connection, name, row.id, Verb.DELETE, None)
+        accepting.accept_verb(connection, name, row.id, Verb.DELETE, None)
         for row in rows
         if row.desired is not State.DELETED
     ]

@@ -13,7 +13,7 @@ from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.control.fields import MAX_METADATA, METADATA_KEY, Name, check_env, check_metadata
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import automatic, branches, sandboxes, transitions
+from hatchway.storage import accepting, automatic, branches, sandboxes
 
 
 class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,7 +120,7 @@ async def extend(call: Call[timing.Extend]) -> Response:
 async def do(call: Call[NoBody], verb: Verb) -> Response:
     """Accepts a lifecycle verb."""
     accepted = await call.plane.database.write(
-        transitions.accept_verb, call.project, sandbox_id(call), verb, call.idempotency
+        accepting.accept_verb, call.project, sandbox_id(call), verb, call.idempotency
     )
     return await proceed(call, accepted)
 

@@ -13,10 +13,10 @@ from hatchway.control.nodes import LOST_CODES, NodeLink
 from hatchway.domain.errors import Conflict, HatchwayError, Internal, NotFound, Unavailable
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import branches, exports, pools, sessions, snapshots, transitions
+from hatchway.storage import branches, ending, exports, pools, sessions, snapshots
 from hatchway.storage.database import Connection, Database
+from hatchway.storage.ending import Finished
 from hatchway.storage.rows import OperationRow, SandboxRow
-from hatchway.storage.transitions import Finished
 from hatchway.wire.archives import sign
 from hatchway.wire.node import (
     Branch,
@@ -92,14 +92,14 @@ def _with_sessions(
 ) -> Ending:
     """Ends an operation after which a sandbox has sessions that its node gave it."""
 
-    def ending(connection: Connection, started_at: float) -> Finished | None:
-        finished = transitions.succeed(connection, operation, seen, started_at)
+    def end(connection: Connection, started_at: float) -> Finished | None:
+        finished = ending.succeed(connection, operation, seen, started_at)
         if finished is not None:
             for one in begun:
                 sessions.branched(connection, sandbox.project, one)
         return finished
 
-    return ending
+    return end
 
 
 async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
@@ -110,15 +110,7 @@ async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) 
     seen = await link.call(method, spec_of(sandbox), Observed, within=CREATE_WITHIN_S)
     _require(operation, sandbox, seen)
     begun = await _begun(link, sandbox) if sandbox.snapshot_id is not None else ()
-
-    def ending(connection: Connection, started_at: float) -> Finished | None:
-        finished = transitions.succeed(connection, operation, seen, started_at)
-        if finished is not None:
-            for one in begun:
-                sessions.branched(connection, sandbox.project, one)
-        return finished
-
-    return ending
+    return _with_sessions(operation, sandbox, seen, begun)
 
 
 async def _claim(link: NodeLink, operation: OperationRow, sandbox: SandboxRow, pool: str) -> Ending:
@@ -135,7 +127,7 @@ async def _claim(link: NodeLink, operation: OperationRow, sandbox: SandboxRow, p
         await link.call("sandbox.delete", ref, Observed, within=VERB_WITHIN_S)
         seen = await link.call("sandbox.create", spec, Observed, within=CREATE_WITHIN_S)
     _require(operation, sandbox, seen)
-    return lambda connection, started_at: transitions.succeed(connection, operation, seen, started_at, result)
+    return lambda connection, started_at: ending.succeed(connection, operation, seen, started_at, result)
 
 
 async def _begun(link: NodeLink, sandbox: SandboxRow) -> tuple[BranchedSession, ...]:
@@ -261,14 +253,14 @@ async def _rollback(link: NodeLink, operation: OperationRow, sandbox: SandboxRow
     _require(operation, sandbox, seen)
     begun = await _begun(link, sandbox)
 
-    def ending(connection: Connection, started_at: float) -> Finished | None:
+    def end(connection: Connection, started_at: float) -> Finished | None:
         finished = snapshots.rolled_back(connection, operation, seen, started_at)
         if finished is not None:
             for one in begun:
                 sessions.branched(connection, sandbox.project, one)
         return finished
 
-    return ending
+    return end
 
 
 def _require(operation: OperationRow, sandbox: SandboxRow, seen: Observed) -> None:

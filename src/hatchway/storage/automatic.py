@@ -13,12 +13,12 @@ from hatchway.domain import schedules
 from hatchway.domain.lifecycle import VERBS, SnapshotKind, State, Verb
 from hatchway.domain.quotas import Caps
 from hatchway.domain.schedules import Dropped, Point, Schedule
-from hatchway.storage import lifetimes, outbox, rows, sandboxes, snapshots, transitions
+from hatchway.storage import accepting, lifetimes, outbox, rows, sandboxes, snapshots
+from hatchway.storage.accepting import Accepted
 from hatchway.storage.rows import SandboxRow
 from hatchway.storage.tables import projects
 from hatchway.storage.tables import sandboxes as table
 from hatchway.storage.tables import snapshots as snapshots_table
-from hatchway.storage.transitions import Accepted
 
 
 def expire(connection: Connection, sandbox_id: str, now: float) -> Accepted | None:
@@ -30,7 +30,7 @@ def expire(connection: Connection, sandbox_id: str, now: float) -> Accepted | No
     desired = VERBS[verb].target
     assert desired is not None
     arguments = {lifetimes.AUTOMATIC: str(why)}
-    accepted = transitions.take(connection, row, verb, None, desired=desired, arguments=arguments)
+    accepted = accepting.take(connection, row, verb, None, desired=desired, arguments=arguments)
     data = {"why": str(why), "action": str(verb), "tries": row.tries, "operation": accepted.operation.id}
     outbox.append(connection, row.project, "sandbox.timeout", row.id, data)
     return accepted
@@ -44,7 +44,7 @@ def wake(connection: Connection, sandbox_id: str) -> Accepted | None:
     row = sandboxes.find(connection, sandbox_id)
     if row is None or row.operation_id is not None or not row.auto_wake or row.state not in VERBS[Verb.WAKE].sources:
         return None
-    accepted = transitions.accept_verb(connection, row.project, row.id, Verb.WAKE, None)
+    accepted = accepting.accept_verb(connection, row.project, row.id, Verb.WAKE, None)
     data = {"why": "traffic", "state": str(row.state), "operation": accepted.operation.id}
     outbox.append(connection, row.project, "sandbox.wake", row.id, data)
     return accepted
@@ -153,7 +153,7 @@ def delete_suspended(connection: Connection, sandbox_id: str, before: float) -> 
     ):
         return None
     arguments = {lifetimes.AUTOMATIC: "max_suspended"}
-    accepted = transitions.take(connection, row, Verb.DELETE, None, desired=State.DELETED, arguments=arguments)
+    accepted = accepting.take(connection, row, Verb.DELETE, None, desired=State.DELETED, arguments=arguments)
     data = {"why": "max_suspended", "suspended_since": row.state_since, "operation": accepted.operation.id}
     outbox.append(connection, row.project, "sandbox.expired", row.id, data)
     return accepted

@@ -11,11 +11,12 @@ from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State, Verb
 from hatchway.domain.lifetimes import Lifetime
 from hatchway.domain.shapes import Shape
-from hatchway.storage import idempotency, quotas, rows, sessions, transitions
+from hatchway.storage import accepting, ending, idempotency, quotas, rows, sessions
+from hatchway.storage.accepting import Accepted, NewSandbox
+from hatchway.storage.ending import Finished
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import sandboxes as table
-from hatchway.storage.transitions import Accepted, Finished, NewSandbox
 from hatchway.wire.node import BranchOutcome, ForkAnswer
 
 MAX_BRANCHES = 100
@@ -39,12 +40,12 @@ def accept(
     `quotas.admit_sandboxes` does: all branches count, or none is made.
     """
     idempotency.check(connection, project, key)
-    source = transitions.alone(connection, project, sandbox_id)
+    source = accepting.alone(connection, project, sandbox_id)
     shape = Shape(vcpus=source.vcpus, memory_mib=source.memory_mib, disk_mib=source.disk_mib)
-    transitions.require_admitted(source, Verb.FORK)
+    accepting.require_admitted(source, Verb.FORK)
     quotas.admit_sandboxes(connection, project, [shape] * wanted.count)
     ids = [new_id() for _ in range(wanted.count)]
-    accepted = transitions.take(connection, source, Verb.FORK, key, desired=source.state, arguments={"branches": ids})
+    accepted = accepting.take(connection, source, Verb.FORK, key, desired=source.state, arguments={"branches": ids})
     now = time.time()
     new = NewSandbox(
         project=project,
@@ -64,7 +65,7 @@ def accept(
         ),
     )
     for branch_id in ids:
-        transitions.store_new(connection, new, accepted.operation, branch_id, now, forked_from=source)
+        accepting.store_new(connection, new, accepted.operation, branch_id, now, forked_from=source)
     return accepted
 
 
@@ -80,7 +81,7 @@ def made(connection: Connection, operation: OperationRow, answer: ForkAnswer, st
     outcomes = {one.sandbox_id: one for one in answer.branches}
     failures = [one.error for one in answer.branches if one.error is not None]
     if answer.branches and len(failures) == len(answer.branches):
-        return transitions.fail(connection, operation, dict(failures[0]), answer.source, started_at)
+        return ending.fail(connection, operation, dict(failures[0]), answer.source, started_at)
     shown: list[dict[str, Any]] = []
     for branch_id in operation.arguments["branches"]:
         outcome = outcomes.get(branch_id)
@@ -99,11 +100,11 @@ def made(connection: Connection, operation: OperationRow, answer: ForkAnswer, st
             }
         )
     result = {"branches": shown, "source_stopped_ms": answer.source_stopped_ms}
-    finished = transitions.succeed(connection, operation, answer.source, started_at, result)
+    finished = ending.succeed(connection, operation, answer.source, started_at, result)
     if finished is None:
         return None
     _release_all(connection, operation, answer.branches)
-    transitions.abandon_branches(connection, operation, "The node said nothing of this branch.")
+    ending.abandon_branches(connection, operation, "The node said nothing of this branch.")
     return finished
 
 
@@ -113,7 +114,7 @@ def _release_all(connection: Connection, operation: OperationRow, outcomes: Sequ
         state = State.FAILED if seen is None else State(seen.state)
         cause = Cause.OPERATION_FAILED if seen is None else seen.cause
         reason = str((outcome.error or {}).get("cause", "")) if seen is None else seen.reason
-        if not transitions.release(connection, operation, state, seen, cause, reason, sandbox_id=outcome.sandbox_id):
+        if not ending.release(connection, operation, state, seen, cause, reason, sandbox_id=outcome.sandbox_id):
             continue  # deleted meanwhile
         for branched in outcome.sessions:
             sessions.branched(connection, operation.project, branched)

@@ -7,6 +7,7 @@ one writer, PostgreSQL finds out where two met and one is run again. So a functi
 but read and write the database.
 """
 
+import abc
 import contextlib
 import logging
 import time
@@ -33,7 +34,7 @@ def answers(connection: Connection) -> None:
     connection.execute(text("SELECT 1"))
 
 
-class Database:
+class Database(abc.ABC):
     """An open database. `await Database.open(where)`, and `close()` it at the end.
 
     `storage.sqlite` and `storage.postgres` are the two that there are.
@@ -69,32 +70,32 @@ class Database:
 
         return await SqliteDatabase.make(where.removeprefix("sqlite:"), ballast=ballast)
 
+    @abc.abstractmethod
     async def write(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `body(connection, …)` in one transaction that is durable on return; an exception rolls it back and comes through.
 
         A caller that is cancelled meanwhile does not stop the transaction. Raises `HostExhausted("host_disk_full")`,
         `Unavailable("database_unusable")` for what the file system or the server does, and `Unavailable("database_busy")`.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def read(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `body(connection, …)` on one consistent state; it cannot write."""
-        raise NotImplementedError
 
-    async def require_room(self) -> None:
+    async def require_room(self) -> None:  # noqa: B027  # a server looks after its own disk
         """Raises `HostExhausted("host_disk_full")` while the disk is so full that only what makes room may be recorded.
 
         For whoever is about to record something new; deletions and what happened go on.
         """
 
     @property
+    @abc.abstractmethod
     def waiting(self) -> int:
         """How many transactions wait to be begun."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def close(self) -> None:
         """Waits for the transactions in hand, then lets the database go. Idempotent."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def _timed(self, kind: str) -> Iterator[None]:

@@ -10,11 +10,12 @@ from sqlalchemy import delete as delete_from
 from hatchway.domain.errors import NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import idempotency, outbox, snapshots, transitions
+from hatchway.storage import accepting, ending, idempotency, outbox, snapshots
+from hatchway.storage.accepting import Accepted, NewSandbox
+from hatchway.storage.ending import Finished
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow
 from hatchway.storage.tables import exports
-from hatchway.storage.transitions import Accepted, Finished, NewSandbox
 from hatchway.wire.node import ExportMade, Observed
 
 KEPT_S = 3600.0
@@ -72,10 +73,10 @@ def accept(
     Raises `Conflict` (`wrong_state operation_in_flight`), `NotFound`, `Gone`, `idempotency.Answered`.
     """
     idempotency.check(connection, project, key)
-    row = transitions.alone(connection, project, sandbox_id)
+    row = accepting.alone(connection, project, sandbox_id)
     export_id = new_id()
     arguments: dict[str, Any] = {"export": export_id, "include_template": include_template}
-    accepted = transitions.take(connection, row, Verb.EXPORT, key, desired=row.state, arguments=arguments)
+    accepted = accepting.take(connection, row, Verb.EXPORT, key, desired=row.state, arguments=arguments)
     _store(connection, export_id, project, row.id, None, row.node_id, accepted.operation.id)
     return accepted
 
@@ -91,7 +92,7 @@ def made(
 ) -> Finished | None:
     """Ends the operation of an export that is whole. None when it had been ended meanwhile."""
     result = {"export": answer.export_id, "size_bytes": answer.size_bytes, "expires_at": answer.expires_at}
-    finished = transitions.succeed(connection, operation, seen, started_at, result)
+    finished = ending.succeed(connection, operation, seen, started_at, result)
     if finished is not None:
         ready(connection, answer)
     return finished
@@ -123,10 +124,10 @@ def delete(connection: Connection, project: str, export_id: str) -> ExportRow:
 def accept_import(
     connection: Connection, new: NewSandbox, upload_id: str, memory: bool, key: IdempotencyKey | None
 ) -> Accepted:
-    """Stores a sandbox in `pending`, and the operation that makes it from an upload. Raises what `transitions.accept_create` does."""
+    """Stores a sandbox in `pending`, and the operation that makes it from an upload. Raises what `accepting.accept_create` does."""
     arguments = {"upload": upload_id, "memory": memory}
     desired = State.SUSPENDED if memory else State.STOPPED
-    return transitions.accept_create(connection, new, key, verb=Verb.IMPORT, desired=desired, arguments=arguments)
+    return accepting.accept_create(connection, new, key, verb=Verb.IMPORT, desired=desired, arguments=arguments)
 
 
 def sweep(connection: Connection, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Reading operations, and noting how far they are; their beginning and end are in `transitions`."""
+"""Reading operations, and noting how far they are; their beginning is in `accepting`, their end in `ending`."""
 
 from sqlalchemy import Connection, bindparam, select, tuple_, update
 

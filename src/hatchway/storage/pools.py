@@ -13,18 +13,18 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import idempotency, outbox, quotas, rows, transitions
+from hatchway.storage import accepting, ending, idempotency, outbox, quotas, rows
+from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import PoolRow, SandboxRow
 from hatchway.storage.tables import pools, projects
 from hatchway.storage.tables import sandboxes as table
-from hatchway.storage.transitions import Accepted, NewSandbox
 
 ANY = "auto"
 NEVER = "never"
 CLAIM = "claim"
 """Argument of a create that claims a member: the pool's name."""
-POOL = transitions.POOL
+POOL = ending.POOL
 DRAINING = "draining"
 
 _READY = (
@@ -160,7 +160,7 @@ def refill(connection: Connection, project: str, name: str, now: float) -> Accep
         pool=name,
         pool_key=row.pool_key,
     )
-    return transitions.accept_member(connection, new)
+    return accepting.accept_member(connection, new)
 
 
 def spare(connection: Connection, row: PoolRow, limit: int) -> list[SandboxRow]:
@@ -193,9 +193,7 @@ def drop(connection: Connection, member: SandboxRow) -> Accepted | None:
     if row is None or row["operation_id"] is not None:
         return None
     arguments = {POOL: member.pool}
-    return transitions.take(
-        connection, rows.sandbox(row), Verb.DELETE, None, desired=State.DELETED, arguments=arguments
-    )
+    return accepting.take(connection, rows.sandbox(row), Verb.DELETE, None, desired=State.DELETED, arguments=arguments)
 
 
 def forget(connection: Connection, row: PoolRow) -> bool:
@@ -236,8 +234,8 @@ def claim(
     member = rows.sandbox(found)
     quotas.admit_claim(connection, new.project)
     now = time.time()
-    operation = transitions.new_create(new.project, member.id, now, {CLAIM: member.pool})
-    asked = msgspec.structs.asdict(transitions.row_of(new, operation, member.id, now))
+    operation = accepting.new_create(new.project, member.id, now, {CLAIM: member.pool})
+    asked = msgspec.structs.asdict(accepting.row_of(new, operation, member.id, now))
     # What the machine is stays; what it is for is new.
     kept = {"id", "node_id", "version", "generation", "observed_sequence", "isolation", "boot_id", "last_process_id"}
     values: dict[str, Any] = {name: value for name, value in asked.items() if name not in kept}
@@ -255,7 +253,7 @@ def claim(
     row = taken.mappings().one_or_none()
     if row is None:
         return None
-    transitions.keep_accepted(connection, operation, key)
+    accepting.keep_accepted(connection, operation, key)
     return Accepted(sandbox=rows.sandbox(row), operation=operation, run=True)
 
 

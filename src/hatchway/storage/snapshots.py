@@ -13,13 +13,14 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, up
 from hatchway.domain.errors import Conflict, Forbidden, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import ROLLBACK_TARGETS, SNAPSHOT_SOURCES, SnapshotKind, Verb
-from hatchway.storage import idempotency, operations, outbox, quotas, rows, sandboxes, transitions
+from hatchway.storage import accepting, ending, idempotency, operations, outbox, quotas, rows, sandboxes
+from hatchway.storage.accepting import Accepted, NewSandbox
+from hatchway.storage.ending import Finished
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SnapshotRow
 from hatchway.storage.tables import operations as operations_table
 from hatchway.storage.tables import sandboxes as sandboxes_table
 from hatchway.storage.tables import snapshots
-from hatchway.storage.transitions import Accepted, Finished, NewSandbox
 from hatchway.wire.node import Observed, SnapshotMade
 
 _ONE = select(snapshots).where(snapshots.c.id == bindparam("id"))
@@ -91,13 +92,13 @@ def accept(
     `Forbidden("quota_exceeded")` where the project's snapshots fill their quota.
     """
     idempotency.check(connection, project, key)
-    row = transitions.alone(connection, project, sandbox_id)
+    row = accepting.alone(connection, project, sandbox_id)
     if row.state not in SNAPSHOT_SOURCES[kind]:
-        raise transitions.wrong_state(row, Verb.SNAPSHOT)
+        raise accepting.wrong_state(row, Verb.SNAPSHOT)
     quotas.admit_snapshot(connection, project)
     snapshot_id = new_id()
     arguments = {"snapshot": snapshot_id, "kind": str(kind)}
-    accepted = transitions.take(connection, row, Verb.SNAPSHOT, key, desired=row.state, arguments=arguments)
+    accepted = accepting.take(connection, row, Verb.SNAPSHOT, key, desired=row.state, arguments=arguments)
     now = time.time()
     snapshot = SnapshotRow(
         id=snapshot_id,
@@ -136,9 +137,9 @@ def made(connection: Connection, operation: OperationRow, answer: SnapshotMade, 
         quotas.admit_snapshot(connection, operation.project, snapshot.disk_bytes + snapshot.memory_bytes)
     except (Forbidden, Conflict) as error:
         # How much it takes is known only now. The node removes what it made when the next comparison asks it to.
-        return transitions.fail(connection, operation, error.as_dict(), answer.source, started_at)
+        return ending.fail(connection, operation, error.as_dict(), answer.source, started_at)
     result: dict[str, Any] = {"snapshot": snapshot.snapshot_id, "source_stopped_ms": answer.source_stopped_ms}
-    finished = transitions.succeed(connection, operation, answer.source, started_at, result)
+    finished = ending.succeed(connection, operation, answer.source, started_at, result)
     if finished is None:
         return None
     connection.execute(
@@ -165,7 +166,7 @@ def accept_rollback(
 ) -> Accepted:
     """Stores the intent to go back to a snapshot. Raises `NotFound("unknown_snapshot")` for one of another sandbox, and what `accept` does."""
     idempotency.check(connection, project, key)
-    row = transitions.alone(connection, project, sandbox_id)
+    row = accepting.alone(connection, project, sandbox_id)
     snapshot = get(connection, project, snapshot_id)
     if snapshot.sandbox_id != sandbox_id:
         raise NotFound(
@@ -174,10 +175,10 @@ def accept_rollback(
             "Create a sandbox from it instead.",
         )
     get_ready(connection, project, snapshot_id)
-    transitions.require_admitted(row, Verb.ROLLBACK)
+    accepting.require_admitted(row, Verb.ROLLBACK)
     if ROLLBACK_TARGETS[snapshot.kind] in quotas.HELD:
         quotas.admit_running(connection, row)
-    return transitions.take(
+    return accepting.take(
         connection,
         row,
         Verb.ROLLBACK,
@@ -190,7 +191,7 @@ def accept_rollback(
 def rolled_back(connection: Connection, operation: OperationRow, seen: Observed, started_at: float) -> Finished | None:
     """Ends a rollback that was done. None when it had been ended meanwhile."""
     snapshot_id = str(operation.arguments["snapshot"])
-    finished = transitions.succeed(connection, operation, seen, started_at, {"snapshot": snapshot_id})
+    finished = ending.succeed(connection, operation, seen, started_at, {"snapshot": snapshot_id})
     if finished is None:
         return None
     _set_head(connection, operation.target, snapshot_id)
@@ -228,11 +229,11 @@ def begin_delete_unused(connection: Connection, project: str, snapshot_id: str) 
 
 
 def accept_create(connection: Connection, new: NewSandbox, key: IdempotencyKey | None) -> Accepted:
-    """Like `transitions.accept_create`, of a sandbox that is made from a snapshot: it must still be there. Raises as `get_ready`, too."""
+    """Like `accepting.accept_create`, of a sandbox that is made from a snapshot: it must still be there. Raises as `get_ready`, too."""
     assert new.snapshot_id is not None
     idempotency.check(connection, new.project, key)
     get_ready(connection, new.project, new.snapshot_id)
-    return transitions.accept_create(connection, new, key)
+    return accepting.accept_create(connection, new, key)
 
 
 def deleted(connection: Connection, snapshot_id: str) -> SnapshotRow | None:
