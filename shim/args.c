@@ -35,6 +35,9 @@ void config_init(struct config *config)
 	memset(config, 0, sizeof *config);
 	config->control_fd = config->root_fd = config->argv_fd = config->env_fd = -1;
 	config->report_fd = config->netns_fd = config->tap_fd = config->tree_fd = config->proc_fd = -1;
+	config->rules_fd = -1;
+	for (int i = 0; i < MAX_HELD; i++)
+		config->held_fd[i] = -1;
 	config->nofile = 4096;
 	config->fsize = ULLONG_MAX;
 	config->nproc = ULLONG_MAX;
@@ -134,6 +137,10 @@ static bool valued(struct config *c, const char *name, const char *value, bool *
 		return descriptor(value, &c->report_fd);
 	if (!strcmp(name, "--netns-fd"))
 		return descriptor(value, &c->netns_fd);
+	if (!strcmp(name, "--rules-fd"))
+		return descriptor(value, &c->rules_fd);
+	if (!strcmp(name, "--nft"))
+		return c->nft = value, value[0] == '/';
 	if (!strcmp(name, "--cgroup-fd"))
 		return c->cgroups < MAX_CGROUPS && descriptor(value, &c->cgroup_fd[c->cgroups]) && ++c->cgroups;
 	if (!strcmp(name, "--peer-uid")) {

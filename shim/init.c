@@ -107,8 +107,10 @@ void init_main(struct config *config, int sync)
 	fcntl(log_pipe[0], F_SETFL, O_NONBLOCK);
 	if (config->paths)
 		fcntl(console_pipe[0], F_SETFL, O_NONBLOCK);
+	int *held = config->held_fd;
 	int keep[] = {config->control_fd, config->report_fd, config->proc_fd, log_pipe[0], console_pipe[0],
-	              opens_fd, config->paths ? config->tap_fd : -1};
+	              opens_fd, config->paths ? config->tap_fd : -1, held[0], held[1], held[2], held[3]};
+	_Static_assert(MAX_HELD == 4, "all of them are kept");
 	close_rest(config, keep, sizeof keep / sizeof keep[0]);
 	free(config->argv);
 	free(config->env);

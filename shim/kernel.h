@@ -73,6 +73,36 @@ struct k_notification_fd {
 #define K_NOTIFICATION_VALID _IOW('!', 2, uint64_t)
 #define K_NOTIFICATION_FD _IOW('!', 3, struct k_notification_fd)
 
+/* netlink: what network.c asks of the kernel. */
+struct k_nlmsghdr {
+	uint32_t length;
+	uint16_t type, flags;
+	uint32_t sequence, port;
+};
+
+struct k_rtmsg {
+	uint8_t family, destination_length, source_length, tos, table, protocol, scope, type;
+	uint32_t flags;
+};
+
+struct k_attr_u32 {
+	uint16_t length, type;
+	uint32_t value;
+};
+
+#define K_NLM_F_REQUEST 1
+#define K_NLM_F_ACK 4
+#define K_NLM_F_EXCL 0x200
+#define K_NLM_F_CREATE 0x400
+#define K_RTM_NEWROUTE 24
+#define K_RTM_NEWRULE 32
+#define K_RTPROT_STATIC 4
+#define K_RT_SCOPE_HOST 254
+#define K_RTN_LOCAL 2
+#define K_RTA_OIF 4
+#define K_FR_ACT_TO_TBL 1
+#define K_FRA_FWMARK 10
+
 static inline int k_open_tree(int dir, const char *path, unsigned flags)
 {
 	return (int)syscall(SYS_open_tree, dir, path, flags);

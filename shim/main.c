@@ -162,6 +162,8 @@ int main(int argc, char **argv)
 	sigset_t chld;
 	if (argc > 2 && !strcmp(argv[1], "--userns-exec"))
 		return userns_exec(argv + 2);
+	if (argc > 3 && !strcmp(argv[1], "--netns-exec"))
+		return netns_exec(argv[2], argv + 3);
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN);
 	sigemptyset(&chld);
@@ -177,10 +179,14 @@ int main(int argc, char **argv)
 		files.rlim_cur = 1024; /* room for the claim's descriptors */
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
+	if (config.network && (config.rules_fd < 0 || config.nft == NULL))
+		report_error("invalid", "--network needs --rules-fd and --nft");
 	if (!jail_join_cgroups(&config, error) || (config.network && !network_make(&config, error)))
 		report_error("jail_failed", error);
 	if (config.park) {
-		if (send(config.report_fd, "parked", 6, MSG_NOSIGNAL) != 6)
+		bool told = config.network ? send_fds(config.report_fd, "parked", 6, config.held_fd, MAX_HELD)
+		                           : send(config.report_fd, "parked", 6, MSG_NOSIGNAL) == 6;
+		if (!told)
 			return 0;
 		receive_claim();
 	}

@@ -95,6 +95,14 @@ static void answer_dial(struct connection *connection, const struct request *req
 	close(fd);
 }
 
+static void answer_network(const struct server *server, struct connection *connection)
+{
+	if (server->config->held_fd[0] < 0)
+		answer_error(connection, "refused", "this VM has no network");
+	else if (connection->fd >= 0 && !send_fds(connection->fd, "ok", 2, server->config->held_fd, MAX_HELD))
+		drop(connection);
+}
+
 /* Takes `fd`: -1, or the descriptor to keep. */
 static int answer_offer(struct server *server, struct connection *connection, const struct request *request, int fd)
 {
@@ -159,6 +167,8 @@ static int handle(struct server *server, struct connection *connection, const ch
 		answer_console(server, connection);
 	} else if (!strcmp(request.verb, "dial")) {
 		answer_dial(connection, &request);
+	} else if (!strcmp(request.verb, "network")) {
+		answer_network(server, connection);
 	} else if (!strcmp(request.verb, "offer") || !strcmp(request.verb, "withdraw")) {
 		return answer_offer(server, connection, &request, fd);
 	} else if (!strcmp(request.verb, "kill")) {

@@ -29,7 +29,11 @@ enum {
 	FIRST_OFFER = 40,
 	MAX_OFFERS = 10,
 	ERROR_BYTES = 512,
+	NFT_WITHIN_S = 10,
 };
+
+/* What the launcher is given of a network, and what the shim keeps of it: in this order everywhere. */
+enum { HELD_TCP, HELD_DNS_UDP, HELD_DNS_TCP, HELD_NETFILTER, MAX_HELD };
 
 struct pass {
 	int from, to;
@@ -53,9 +57,11 @@ struct config {
 	int peers;
 	unsigned long long nofile, fsize, nproc;
 	bool no_userns_drop, network, park, paths;
-	int tap_to;
+	int tap_to, rules_fd;
+	const char *nft;
 
 	int tap_fd;  /* made by network_make; with `paths` a second one, which is not attached to tap0 yet */
+	int held_fd[MAX_HELD]; /* sockets of the network, -1 without one */
 	int tree_fd; /* detached clone of root_fd, made by jail_clone_tree */
 	int proc_fd; /* private procfs of the jail's PID namespace, -1 where the kernel refuses it */
 	char proc_error[ERROR_BYTES];
@@ -69,9 +75,13 @@ bool config_complete(const struct config *config, char *error);
 /* Reads a file of NUL-ended strings into an array that ends with NULL; NULL and `error` on failure. */
 char **read_strings(int fd, const char *what, char *error);
 
-/* network.c: a network namespace of its own with lo and, where `tap`, tap0. */
+/* network.c: a network namespace of its own with lo, tap0, its rules and its sockets. */
 bool network_make(struct config *config, char *error);
 bool network_leave_tap(struct config *config, char *error);
+
+/* netlink.c: one request to rtnetlink, and a socket that hears of every change of the namespace's rules (-1 on failure). */
+bool netlink_ask(const void *message, size_t length, char *error);
+int netlink_watch_rules(char *error);
 
 /* jail.c */
 bool jail_join_cgroups(const struct config *config, char *error);
@@ -167,10 +177,13 @@ struct memory_error {
 bool memory_capture(int proc_fd, pid_t pid, int map_fd, int out_fd, struct transfer *done, struct memory_error *error);
 bool memory_inject(int proc_fd, pid_t pid, int map_fd, int in_fd, struct transfer *done, struct memory_error *error);
 
-/* userns.c: becomes root of a new user namespace and executes `argv`. Returns an exit code on failure. */
+/* userns.c: becomes root of a new user namespace, or enters the network namespace behind a descriptor, and executes `argv`. Both
+ * return an exit code on failure. */
 int userns_exec(char **argv);
+int netns_exec(const char *fd, char **argv);
 
-/* sockets.c: one descriptor beside a message, both ways; and a connection to a socket of the jail, which never waits. */
+/* sockets.c: descriptors beside a message, one the other way; and a connection to a socket of the jail, which never waits. */
+bool send_fds(int socket, const char *text, size_t length, const int *fds, int count);
 bool send_fd(int socket, const char *text, size_t length, int fd);
 int receive_fd(int socket);
 int dial(const char *path);

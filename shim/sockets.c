@@ -8,20 +8,25 @@
 
 union control {
 	struct cmsghdr align;
-	char bytes[CMSG_SPACE(sizeof(int))];
+	char bytes[CMSG_SPACE(MAX_HELD * sizeof(int))];
 };
 
-bool send_fd(int socket, const char *text, size_t length, int fd)
+bool send_fds(int socket, const char *text, size_t length, const int *fds, int count)
 {
 	union control control = {0};
 	struct iovec part = {(char *)text, length};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_SPACE((size_t)count * sizeof(int))};
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 	header->cmsg_level = SOL_SOCKET;
 	header->cmsg_type = SCM_RIGHTS;
-	header->cmsg_len = CMSG_LEN(sizeof fd);
-	memcpy(CMSG_DATA(header), &fd, sizeof fd);
+	header->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
+	memcpy(CMSG_DATA(header), fds, (size_t)count * sizeof(int));
 	return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)length;
+}
+
+bool send_fd(int socket, const char *text, size_t length, int fd)
+{
+	return send_fds(socket, text, length, &fd, 1);
 }
 
 int receive_fd(int socket)

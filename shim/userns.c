@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 
@@ -17,6 +18,17 @@ static bool put(const char *path, const char *text, char *error)
 	if (fd >= 0)
 		close(fd);
 	return good;
+}
+
+int netns_exec(const char *fd, char **argv)
+{
+	if (setns(atoi(fd), CLONE_NEWNET) < 0) {
+		fprintf(stderr, "hatchway-shim: entering the network namespace: %s\n", strerror(errno));
+		return 125;
+	}
+	execv(argv[0], argv);
+	fprintf(stderr, "hatchway-shim: %s: %s\n", argv[0], strerror(errno));
+	return 125;
 }
 
 int userns_exec(char **argv)

@@ -25,6 +25,7 @@
 
 static char out[8192];
 static unsigned char *memory;
+static int current; /* who is talked with */
 
 static void say(const char *text)
 {
@@ -238,6 +239,20 @@ static void obey(char *line)
 		for (long i = 0; i < a * 16; i++)
 			fprintf(stderr, "%063ld\n", i);
 		say("ok");
+	} else if (!strcmp(verb, "hand")) { /* descriptor: a duplicate goes to whoever asks, before the answer */
+		union {
+			struct cmsghdr align;
+			char bytes[CMSG_SPACE(sizeof(int))];
+		} control = {0};
+		int fd = (int)a;
+		struct iovec part = {"!", 1};
+		struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN(sizeof fd);
+		memcpy(CMSG_DATA(header), &fd, sizeof fd);
+		result(sendmsg(current, &message, MSG_NOSIGNAL) == 1 ? 0 : -1);
 	} else if (!strcmp(verb, "exit"))
 		_exit((int)a);
 	else if (!strcmp(verb, "abort"))
@@ -263,6 +278,7 @@ int main(int argc, char **argv)
 		int client = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 		if (client < 0)
 			return 1;
+		current = client;
 		FILE *in = fdopen(client, "r");
 		char line[1024];
 		while (in && fgets(line, sizeof line, in)) {

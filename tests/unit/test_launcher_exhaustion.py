@@ -42,7 +42,7 @@ def stock(tmp_path: Path) -> Stock:
     shim = tmp_path / "shim"
     shim.write_text("#!/bin/sh\nexec sleep 1000\n")
     shim.chmod(0o755)
-    return Stock(FakeLoop(), Cgroups("x", []), str(shim), slots=1, target=0, network=False)  # type: ignore[arg-type]
+    return Stock(FakeLoop(), Cgroups("x", []), str(shim), slots=1, target=0, rules=None)  # type: ignore[arg-type]
 
 
 def _no_more(*_: object) -> object:

@@ -12,6 +12,7 @@ from hatchway.launcher.cgroups import Cgroups
 from hatchway.launcher.errors import Unfit
 from hatchway.launcher.log import say
 from hatchway.launcher.loop import Loop
+from hatchway.launcher.network import Rules, find_nft
 from hatchway.launcher.options import Options, parse
 from hatchway.launcher.server import Server
 from hatchway.launcher.stock import Stock
@@ -83,6 +84,20 @@ def _tun() -> str:
     return ""
 
 
+def _rules(shim: str, warnings: list[str]) -> Rules | None:
+    """Returns what slots' networks are made with; None, and a warning that says why, where VMs can have none."""
+    lack = _tun()
+    if not lack and not (nft := find_nft()):
+        lack = "nft is not installed: VMs have no network. Install the package nftables"
+    if not lack:
+        rules = Rules(shim, nft)
+        if not (why := rules.lack()):
+            return rules
+        lack = f"VMs have no network: {why}. The kernel needs nf_tables with its netdev and tproxy parts: modprobe nft_tproxy nft_reject_ipv4 nft_limit"
+    warnings.append(lack)
+    return None
+
+
 def _peers(options: Options, warnings: list[str]) -> set[int]:
     if options.outer_uid is None:
         return {os.geteuid(), *options.peer_uids}
@@ -105,14 +120,13 @@ def _serve(options: Options) -> int:
         warnings.append(
             "without root all VMs run as your own user, apart by namespaces only. Run as root for a user of its own per VM"
         )
-    if lack := _tun():
-        warnings.append(lack)
+    rules = _rules(options.shim, warnings)
     cgroups = Cgroups(run.instance, memory_mib=options.memory_mib)
     if cgroups.warning:
         warnings.append(cgroups.warning)
     peers = _peers(options, warnings)
-    stock = Stock(loop, cgroups, options.shim, options.slots, options.stock, network=not lack)
-    vms = Vms(loop, run, stock, options, network=not lack)
+    stock = Stock(loop, cgroups, options.shim, options.slots, options.stock, rules)
+    vms = Vms(loop, run, stock, options, rules)
     vms.adopt()
     for slot in cgroups.leftovers() - vms.slots:
         stock.reserve(slot)
@@ -126,7 +140,7 @@ def _serve(options: Options) -> int:
         listener = folders.bind(run.fd, SOCKET, socket.SOCK_SEQPACKET, 32, owner)
     hello = HelloAnswer(
         rootless=rootless,
-        network=not lack,
+        network=rules is not None,
         cgroups=cgroups.version,
         io_limits=cgroups.io,
         warnings=tuple(warnings),

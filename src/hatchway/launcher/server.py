@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,6 +21,7 @@ from hatchway.wire.launcher import (
     MAX_DATAGRAM,
     Answer,
     Count,
+    Counters,
     Counts,
     Failed,
     ForgetVm,
@@ -27,6 +29,7 @@ from hatchway.wire.launcher import (
     HelloAnswer,
     InspectVm,
     KillVm,
+    Listeners,
     ListVms,
     Request,
     StartVm,
@@ -109,6 +112,10 @@ class Server:
                     self._vms.list_vms(request.after, reply)
                 case InspectVm():
                     self._vms.inspect(request.sandbox_id, reply)
+                case Listeners():
+                    self._vms.listeners(request.sandbox_id, request.generation, reply)
+                case Counters():
+                    self._vms.dropped(request.sandbox_id, reply)
                 case Count():
                     reply(self._counts())
         except msgspec.DecodeError as error:
@@ -127,7 +134,7 @@ class Server:
         began = time.monotonic()
         verb = str(request.__struct_config__.tag)
 
-        def answer(what: Answer) -> None:
+        def answer(what: Answer, fds: Sequence[int] = ()) -> None:
             result = what.code if isinstance(what, Failed) else "ok"
             counts = self._answered.setdefault(verb, {})
             counts[result] = counts.get(result, 0) + 1
@@ -140,7 +147,7 @@ class Server:
                     result=result,
                     ms=round((time.monotonic() - began) * 1e3, 2),
                 )
-            reply(what)
+            reply(what, fds)
 
         return answer
 
@@ -159,11 +166,11 @@ def _once(reply: Reply) -> Reply:
     """Returns a reply of which only the first counts: a later one would be taken for the answer to the next request."""
     owed = True
 
-    def answer(what: Answer) -> None:
+    def answer(what: Answer, fds: Sequence[int] = ()) -> None:
         nonlocal owed
         if owed:
             owed = False
-            reply(what)
+            reply(what, fds)
 
     return answer
 
@@ -205,15 +212,15 @@ class _Connection:
             for fd in fds:
                 os.close(fd)
 
-    def reply(self, answer: Answer) -> None:
-        """Sends the answer that is owed; a client that does not take it is dropped."""
+    def reply(self, what: Answer, fds: Sequence[int] = ()) -> None:
+        """Sends the answer that is owed, with duplicates of `fds` beside it; a client that does not take it is dropped."""
         if self._sock.fileno() < 0:
             return
-        data = _encoder.encode(answer)
+        data = _encoder.encode(what)
         if len(data) > MAX_DATAGRAM:
             data = _encoder.encode(Failed(code="host_exhausted", message="the answer does not fit into a datagram"))
         try:
-            self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            socket.send_fds(self._sock, [data], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             self.close()
             return

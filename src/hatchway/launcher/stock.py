@@ -10,6 +10,7 @@ from hatchway.launcher.cgroups import Cgroups, SlotCgroup
 from hatchway.launcher.errors import Refused
 from hatchway.launcher.log import say
 from hatchway.launcher.loop import Loop
+from hatchway.launcher.network import HELD, Lost, Network, Rules
 from hatchway.launcher.records import has_ended
 
 REFILL_DELAY_S = 0.25
@@ -27,22 +28,41 @@ class Slot:
         """Of the parked shim, not of the VM's."""
         self.channel = channel
         self.ready = False
+        self.network: Network | None = None
+        """Once it is ready; whoever takes it puts None here."""
 
     def close(self) -> None:
         """Closes our end: a shim that was not told `commit` ends by it, and all that it started."""
         self.channel.close()
         os.close(self.pidfd)
+        if self.network is not None:
+            self.network.close()
+
+    def hear(self) -> str | None:
+        """Returns what the shim said, `parked` among it, and takes the network that comes with that; None when it said nothing.
+
+        Empty at its end. Raises `Lost` when what came with it is no network.
+        """
+        try:
+            text, fds, _, _ = socket.recv_fds(self.channel, 1024, HELD, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return ""
+        if fds:
+            self.network = Network(fds)
+        return text.decode(errors="replace")
 
 
 class Stock:
     """Owns the slots' numbers and prepares up to `target` of them while nothing else is to be done."""
 
-    def __init__(self, loop: Loop, cgroups: Cgroups, shim: str, slots: int, target: int, network: bool) -> None:
+    def __init__(self, loop: Loop, cgroups: Cgroups, shim: str, slots: int, target: int, rules: Rules | None) -> None:
         self._loop = loop
         self._cgroups = cgroups
         self._shim = shim
         self._target = target
-        self._network = network
+        self._rules = rules
         self._slots = slots
         self._free = list(range(slots - 1, -1, -1))
         self._waiting: list[Slot] = []
@@ -135,19 +155,19 @@ class Stock:
 
     def _heard(self, slot: Slot) -> None:
         try:
-            word = slot.channel.recv(1024, socket.MSG_DONTWAIT)
-        except BlockingIOError:
+            word = slot.hear()
+        except Lost as error:
+            word = str(error)
+        if word is None:
             return
-        except OSError:
-            word = b""
-        if word == b"parked":
+        if word == "parked" and (slot.network is not None) == (self._rules is not None):
             slot.ready = True
             self.plan(0.0)
             return
         self._loop.unwatch(slot.channel.fileno())
         self._waiting.remove(slot)
         slot.close()
-        say(f"a prepared slot ended: {word.decode(errors='replace') or 'killed'}")
+        say(f"a prepared slot ended: {word or 'killed'}")
         self.release(slot.number)
         self.plan(RETRY_DELAY_S)
 
@@ -167,13 +187,16 @@ class Stock:
         """Starts a shim. Raises `OSError`, and nothing of it runs then."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         procs: list[int] = []
+        rules = -1
         pid = 0
         try:
             cgroup.make()
             procs = cgroup.open_procs()
             words = ["hatchway-shim", "--park", "--report-fd", str(theirs.fileno())]
-            if self._network:
-                words.append("--network")
+            if self._rules is not None:
+                rules = self._rules.open()
+                os.set_inheritable(rules, True)
+                words += ["--network", "--rules-fd", str(rules), "--nft", self._rules.nft]
             for fd in procs:
                 words += ["--cgroup-fd", str(fd)]
                 os.set_inheritable(fd, True)
@@ -189,5 +212,5 @@ class Stock:
             raise
         finally:
             theirs.close()
-            for fd in procs:
+            for fd in (*procs, *([rules] if rules >= 0 else [])):
                 os.close(fd)

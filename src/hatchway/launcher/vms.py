@@ -6,8 +6,9 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -16,6 +17,7 @@ from hatchway.launcher.cgroups import Limits
 from hatchway.launcher.errors import Refused
 from hatchway.launcher.log import say
 from hatchway.launcher.loop import Loop, Timer
+from hatchway.launcher.network import Fetch, Lost, Network, Rules, Watch
 from hatchway.launcher.options import Options
 from hatchway.launcher.records import has_ended
 from hatchway.launcher.stock import Slot, Stock
@@ -26,6 +28,8 @@ from hatchway.wire.launcher import (
     TAP_FD,
     Answer,
     Done,
+    Dropped,
+    ListenersAnswer,
     Started,
     StartVm,
     VmList,
@@ -39,7 +43,12 @@ FORGET_WITHIN_S = 0.5
 _CLAIM_FD_BASE = 300  # shim.h: what the claim's descriptors are called in it
 _CODES = {"invalid", "jail_failed", "spawn_failed", "host_exhausted"}
 
-Reply = Callable[[Answer], None]
+
+class Reply(Protocol):
+    """Takes the answer to a request; the descriptors that go with it stay the caller's."""
+
+    def __call__(self, what: Answer, fds: Sequence[int] = ()) -> None:
+        """Sends it."""
 
 
 class _Vm:
@@ -52,6 +61,11 @@ class _Vm:
         self.killers: list[Reply] = []
         self.forgetters: list[Reply] = []
         self.timer: Timer | None = None
+        self.watch: Watch | None = None
+        self.no_network = "" if record.network else "it was started without"
+        """Why there is none; empty while there is one, or its shim was not heard yet."""
+        self.askers: list[Callable[[], None]] = []
+        """Who waits until its shim was heard."""
 
     @property
     def alive(self) -> bool:
@@ -76,12 +90,12 @@ class _Start:
 class Vms:
     """All VMs of this installation. Every verb answers through `reply`, at once or later, exactly once."""
 
-    def __init__(self, loop: Loop, run: folders.RunFolder, stock: Stock, options: Options, *, network: bool) -> None:
+    def __init__(self, loop: Loop, run: folders.RunFolder, stock: Stock, options: Options, rules: Rules | None) -> None:
         self._loop = loop
         self._run = run
         self._stock = stock
         self._options = options
-        self._network = network
+        self._rules = rules
         self._rootless = options.outer_uid is not None
         self._boot_id = records.host_boot_id()
         self._vms: dict[str, _Vm] = {}
@@ -96,8 +110,8 @@ class Vms:
                 say(f"{sandbox_id} in the run folder: {error}")
                 continue
             record = records.read(folder)
-            os.close(folder)
             if record is None or record.sandbox_id != sandbox_id:
+                os.close(folder)
                 say(f"removing what is left of {sandbox_id}, whose start was not finished")
                 _attempt("removing it", partial(self._run.remove, sandbox_id))
                 continue
@@ -105,7 +119,86 @@ class Vms:
             pidfd = None
             if record.host_boot_id == self._boot_id:
                 pidfd = records.open_process(record.shim_pid, record.shim_starttime)
-            self._add(record, -1 if pidfd is None else pidfd)
+            vm = self._add(record, -1 if pidfd is None else pidfd)
+            if vm.alive and record.network:
+                Fetch(self._loop, folder, partial(self._fetched, vm))
+            os.close(folder)
+
+    def _fetched(self, vm: _Vm, what: Network | str) -> None:
+        if isinstance(what, Network):
+            self._guard(vm, what)
+        else:
+            vm.no_network = what
+            say(f"a sandbox's network cannot be taken over: {what}", level="error", sandbox_id=vm.record.sandbox_id)
+        askers, vm.askers = vm.askers, []
+        for asker in askers:
+            asker()
+
+    def _guard(self, vm: _Vm, network: Network) -> None:
+        """Keeps the VM's network, and its rules in force."""
+        if self._rules is None or self._vms.get(vm.record.sandbox_id) is not vm:
+            vm.no_network = "the launcher's host has none any more"
+            network.close()
+            return
+        vm.watch = Watch(
+            self._loop, network, vm.record.rules, self._rules, vm.record.sandbox_id, partial(self._put_back, vm)
+        )
+
+    def _put_back(self, vm: _Vm, state: int) -> None:
+        """Remembers the new state of a network's rules, so that the next launcher does not put them back once more."""
+        vm.record = msgspec.structs.replace(vm.record, rules=state)
+
+        def write() -> None:
+            folder = self._run.open(vm.record.sandbox_id)
+            try:
+                records.write(folder, vm.record)
+            finally:
+                os.close(folder)
+
+        _attempt("recording the state of its rules", write)
+
+    def listeners(self, sandbox_id: str, generation: int, reply: Reply) -> None:
+        """Answers with the gateway's sockets of a VM."""
+        checks.check_id(sandbox_id)
+
+        def answer(watch: Watch) -> None:
+            reply(ListenersAnswer(restored=watch.restored), watch.network.listeners)
+
+        self._with_network(sandbox_id, generation, reply, answer)
+
+    def dropped(self, sandbox_id: str, reply: Reply) -> None:
+        """Answers with what the rules of a VM's network dropped."""
+        checks.check_id(sandbox_id)
+
+        def answer(watch: Watch) -> None:
+            reply(Dropped(packets=watch.network.dropped(), restored=watch.restored))
+
+        self._with_network(sandbox_id, None, reply, answer)
+
+    def _with_network(
+        self, sandbox_id: str, generation: int | None, reply: Reply, answer: Callable[[Watch], None]
+    ) -> None:
+        vm = self._vms.get(sandbox_id)
+        if vm is None or not vm.alive or generation not in (None, vm.record.generation):
+            raise Refused("unknown", "no VM of this id and generation lives")
+        if vm.watch is None and not vm.no_network:
+            vm.askers.append(lambda: self._answer_later(sandbox_id, generation, reply, answer))
+            return
+        if vm.watch is None or vm.watch.lost:
+            why = vm.no_network if vm.watch is None else vm.watch.lost
+            raise Refused("no_network", f"the VM has no network: {why}", "stop the sandbox and start it again")
+        try:
+            answer(vm.watch)
+        except Lost as error:
+            raise Refused("no_network", str(error), "stop the sandbox and start it again") from error
+
+    def _answer_later(
+        self, sandbox_id: str, generation: int | None, reply: Reply, answer: Callable[[Watch], None]
+    ) -> None:
+        try:
+            self._with_network(sandbox_id, generation, reply, answer)
+        except Refused as error:
+            reply(error.answer())
 
     @property
     def slots(self) -> set[int]:
@@ -148,10 +241,8 @@ class Vms:
         checks.check_start(request, fds, owners)
         if self._answered(request, reply):
             return
-        if request.network and not self._network:
-            raise Refused(
-                "denied", "there is no network for VMs here", "see the launcher's warnings: /dev/net/tun is needed"
-            )
+        if request.network and self._rules is None:
+            raise Refused("denied", "there is no network for VMs here", "see the launcher's warnings")
         slot = self._stock.claim()
         start = _Start(request, slot, reply)
         self._starts[request.sandbox_id] = start
@@ -307,12 +398,11 @@ class Vms:
 
     def _heard(self, start: _Start) -> None:
         try:
-            text = start.slot.channel.recv(1024, socket.MSG_DONTWAIT).decode(errors="replace")
-        except BlockingIOError:
+            text = start.slot.hear()
+        except Lost as error:
+            self._undo(start, Refused("jail_failed", str(error)))
             return
-        except OSError:
-            text = ""
-        if text == "parked":
+        if text is None or text == "parked":
             return
         if text.startswith("error="):
             code, _, message = text[6:].strip().partition(" ")
@@ -332,6 +422,15 @@ class Vms:
             self._undo(start, Refused("spawn_failed", "the VM ended at once"))
             return
         outer = self._options.outer_uid
+        network = start.slot.network
+        try:
+            rules = network.state_of_rules() if network is not None and start.request.network else 0
+            if network is None and start.request.network:
+                raise Lost("its shim gave no network")
+        except Lost as error:
+            os.close(pidfd)
+            self._undo(start, Refused("jail_failed", str(error)))
+            return
         record = VmRecord(
             sandbox_id=start.request.sandbox_id,
             generation=start.request.generation,
@@ -341,6 +440,7 @@ class Vms:
             shim_starttime=started,
             host_boot_id=self._boot_id,
             network=start.request.network,
+            rules=rules,
         )
         try:
             folder = self._run.open(record.sandbox_id)
@@ -354,8 +454,12 @@ class Vms:
             os.close(pidfd)
             self._undo(start, Refused("host_exhausted", f"recording the VM: {error}"))
             return
+        if record.network:
+            start.slot.network = None
         self._finish(start)
         vm = self._add(record, pidfd)
+        if record.network and network is not None:
+            self._guard(vm, network)
         for reply in start.replies:
             reply(Started(vm=vm.shown()))
         self._stock.plan()
@@ -428,6 +532,8 @@ class Vms:
                 reply(failed.answer())
             return
         del self._vms[vm.record.sandbox_id]
+        if vm.watch is not None:
+            vm.watch.close()
 
         def then() -> None:
             for reply in replies:

@@ -22,8 +22,10 @@ FDS_SOCKET = "egress-{shard}.fds"
 LISTENERS = ("tcp", "dns_udp", "dns_tcp")
 """What each descriptor is: a transparent TCP listener for every port but 53, a UDP socket and a TCP listener for port 53.
 
-The UDP socket has IP_TRANSPARENT and IP_RECVORIGDSTADDR and is bound to port 53 of 0.0.0.0 itself (`tproxy ip to :53`): a reply leaves
-from the address that was asked by IP_PKTINFO, which chooses the source address, while the source port is always the socket's own."""
+The UDP socket is bound to port 53 and says with each question which address was asked (IP_RECVORIGDSTADDR, IP_PKTINFO): an answer comes
+from there when it is sent with IP_PKTINFO whose `ipi_spec_dst` is that address. A connection's `getsockname()` is what the guest dialled.
+All are non-blocking; the files behind the descriptors are shared with the launcher and the shim, so nobody changes their modes.
+"""
 
 GATEWAY_ADDRESS = "10.200.0.1"
 GUEST_ADDRESS = "10.200.0.2"

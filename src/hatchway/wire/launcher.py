@@ -86,7 +86,25 @@ class Count(Asked, frozen=True, kw_only=True, tag="count"):
     """Asks what the launcher counts of itself. Answer: `Counts`."""
 
 
-Request = Hello | StartVm | KillVm | ForgetVm | ListVms | InspectVm | Count
+class Listeners(Asked, frozen=True, kw_only=True, tag="listeners"):
+    """Asks for the sockets of a VM's network slot. Answer: `ListenersAnswer`, with descriptors beside it.
+
+    Three, in the order of `wire.egress.LISTENERS`: duplicates, as often as it is asked; the shim keeps them for as long as there is the
+    VM, so that connections wait in them while nobody serves. Errors: `unknown` (no VM of this id and generation lives), `no_network`
+    (it was started without, or its rules are gone and could not be put back: `message` says why).
+    """
+
+    sandbox_id: str
+    generation: int
+
+
+class Counters(Asked, frozen=True, kw_only=True, tag="counters"):
+    """Asks what the rules of a VM's network slot dropped. Answer: `Dropped`. Errors: `unknown`, `no_network`."""
+
+    sandbox_id: str
+
+
+Request = Hello | StartVm | KillVm | ForgetVm | ListVms | InspectVm | Count | Listeners | Counters
 
 QMP_FD = 10
 AGENT_FD = 11
@@ -118,6 +136,8 @@ class VmRecord(Struct, frozen=True, kw_only=True):
     """Field 22 of /proc/PID/stat: with the pid it names one process for ever."""
     host_boot_id: str
     network: bool
+    rules: int = 0
+    """The number that the kernel gave to the state of the slot's rules: another one says that somebody changed them."""
     alive: bool = True
 
 
@@ -162,16 +182,32 @@ class Counts(Struct, frozen=True, kw_only=True, tag="counts"):
     """Of which a shim waits for its VM."""
 
 
+class ListenersAnswer(Struct, frozen=True, kw_only=True, tag="listeners_answer"):
+    """Answer to `Listeners`; the descriptors came with it."""
+
+    restored: int = 0
+    """How often the rules had to be put back since the launcher knows the VM."""
+
+
+class Dropped(Struct, frozen=True, kw_only=True, tag="dropped"):
+    """Answer to `Counters`: packets, since the rules were put there (a lower number than before says that they were put back)."""
+
+    packets: dict[str, int]
+    """By reason: the names of `launcher.ruleset.DROPS`."""
+    restored: int = 0
+    """How often the rules had to be put back since the launcher knows the VM."""
+
+
 class Done(Struct, frozen=True, kw_only=True, tag="done"):
     """It is so."""
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
-    """It could not be done. `code`: `invalid exists running no_slot jail_failed spawn_failed denied host_exhausted`."""
+    """It could not be done. `code`: `invalid exists running no_slot jail_failed spawn_failed denied host_exhausted unknown no_network`."""
 
     code: str
     message: str
     remedy: str = ""
 
 
-Answer = HelloAnswer | Started | VmList | VmUsage | Counts | Done | Failed
+Answer = HelloAnswer | Started | VmList | VmUsage | Counts | ListenersAnswer | Dropped | Done | Failed

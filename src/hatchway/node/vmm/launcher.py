@@ -1,6 +1,7 @@
 """The node's end of the launcher's socket."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +13,23 @@ from hatchway.node import metrics
 from hatchway.node.vmm import seqpacket
 from hatchway.node.vmm.seam import LauncherUnavailable, LaunchRefused
 from hatchway.wire import tracing
+from hatchway.wire.egress import LISTENERS
 from hatchway.wire.launcher import (
     MAX_DATAGRAM,
     Answer,
     Count,
+    Counters,
     Counts,
     Done,
+    Dropped,
     Failed,
     ForgetVm,
     Hello,
     HelloAnswer,
     InspectVm,
     KillVm,
+    Listeners,
+    ListenersAnswer,
     ListVms,
     Request,
     Started,
@@ -88,32 +94,55 @@ class LauncherClient:
         """Returns what the launcher counts of itself."""
         return await self._ask(Count(), Counts)
 
+    async def listeners(self, sandbox_id: str, generation: int) -> list[int]:
+        """Returns the sockets of the VM's network slot, in the order of `wire.egress.LISTENERS`; they are the caller's to close.
+
+        Each call gives new duplicates. `LaunchRefused`: `unknown`, `no_network`.
+        """
+        fds: list[int] = []
+        try:
+            await self._ask(Listeners(sandbox_id=sandbox_id, generation=generation), ListenersAnswer, taken=fds)
+            if len(fds) != len(LISTENERS):
+                raise LauncherUnavailable(f"the launcher gave {len(fds)} sockets, not {len(LISTENERS)}")
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return fds
+
+    async def dropped(self, sandbox_id: str) -> Dropped:
+        """Returns how many packets of the VM its slot's rules dropped, by reason. `LaunchRefused`: `unknown`, `no_network`."""
+        return await self._ask(Counters(sandbox_id=sandbox_id), Dropped)
+
     async def close(self) -> None:
         """Drops the connections; the client can be used again."""
         while self._idle:
             self._idle.pop().close()
 
-    async def _ask(self, request: Request, kind: type[_T], fds: Sequence[int] = ()) -> _T:
+    async def _ask(
+        self, request: Request, kind: type[_T], fds: Sequence[int] = (), taken: list[int] | None = None
+    ) -> _T:
+        """`taken`: where the descriptors go that come with the answer."""
         request_id = tracing.current().get("request_id", "")
         data = msgspec.json.encode(msgspec.structs.replace(request, request_id=request_id) if request_id else request)
         if len(data) > MAX_DATAGRAM:
             raise LaunchRefused("invalid", f"the request has {len(data)} octets, more than {MAX_DATAGRAM}")
         with metrics.timed(metrics.LAUNCHER_CALLS, str(request.__struct_config__.tag)):
             async with self._permits:
-                answer = _decoder.decode(await self._exchange(data, fds))
+                answer = _decoder.decode(await self._exchange(data, fds, taken))
             if isinstance(answer, Failed):
                 raise LaunchRefused(answer.code, answer.message, answer.remedy)
             if not isinstance(answer, kind):
                 raise LauncherUnavailable(f"the launcher answered {type(answer).__name__}, not {kind.__name__}")
             return answer
 
-    async def _exchange(self, data: bytes, fds: Sequence[int]) -> bytes:
+    async def _exchange(self, data: bytes, fds: Sequence[int], taken: list[int] | None) -> bytes:
         """One request and its answer, sent again over a new connection as long as the bound allows."""
         loop = asyncio.get_running_loop()
         until = loop.time() + RECONNECT_WITHIN_S
         while True:
             try:
-                return await self._once(data, fds)
+                return await self._once(data, fds, taken)
             except TimeoutError as error:
                 raise LauncherUnavailable(f"the launcher did not answer within {ANSWER_WITHIN_S:g} s") from error
             except OSError as error:
@@ -121,12 +150,16 @@ class LauncherClient:
                     raise LauncherUnavailable(f"no launcher at {self._path}: {error.strerror or error}") from error
                 await asyncio.sleep(_RETRY_S)
 
-    async def _once(self, data: bytes, fds: Sequence[int]) -> bytes:
+    async def _once(self, data: bytes, fds: Sequence[int], taken: list[int] | None) -> bytes:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             sock = self._idle.pop() if self._idle else await seqpacket.connect(self._path)
             try:
                 await seqpacket.send(sock, data, fds)
-                answer = await seqpacket.receive(sock, MAX_DATAGRAM + 1)
+                if taken is None:
+                    answer = await seqpacket.receive(sock, MAX_DATAGRAM + 1)
+                else:
+                    answer, given = await seqpacket.receive_with_fds(sock, MAX_DATAGRAM + 1, len(LISTENERS))
+                    taken += given
             except BaseException:
                 # Also when cancelled: the answer that is still to come must not be taken for that of another request.
                 sock.close()

@@ -52,10 +52,16 @@ async def receive(sock: socket.socket, most: int) -> bytes:
 
 async def receive_with_fd(sock: socket.socket, most: int) -> tuple[bytes, int | None]:
     """Receives one datagram and the descriptor beside it, which is the caller's, or None. Raises `OSError`."""
+    data, fds = await receive_with_fds(sock, most, 1)
+    return data, fds[0] if fds else None
+
+
+async def receive_with_fds(sock: socket.socket, most: int, most_fds: int) -> tuple[bytes, list[int]]:
+    """Receives one datagram and the descriptors beside it, which are the caller's. Raises `OSError`."""
     while True:
         try:
-            data, fds, _, _ = socket.recv_fds(sock, most, 1, socket.MSG_CMSG_CLOEXEC)
-            return data, fds[0] if fds else None
+            data, fds, _, _ = socket.recv_fds(sock, most, most_fds, socket.MSG_CMSG_CLOEXEC)
+            return data, list(fds)
         except BlockingIOError:
             await _readable(sock)
 

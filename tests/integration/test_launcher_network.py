@@ -1,0 +1,164 @@
+"""The network slot of a VM: the sockets that the gateway gets, what holds when processes are killed, and rules that somebody removes.
+
+Needs root, /dev/net/tun and nft: without them a launcher gives VMs no network, which `test_launcher` shows.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from launcher_harness import Site, record_of, site, until
+from slot_harness import Guest, inside
+
+from hatchway.domain.ids import new_id
+from hatchway.node.vmm.seam import LaunchRefused
+from hatchway.wire.launcher import VmRecord
+
+IP_PKTINFO, IP_ORIGDSTADDR = 8, 20  # of linux/in.h
+
+
+@pytest.fixture
+async def here() -> AsyncIterator[Site]:
+    assert os.geteuid() == 0, "these tests need root"
+    async with site("--stock", "1", "--slots", "16") as made:
+        assert (await made.client.hello()).network, made.log.read_text()
+        yield made
+
+
+async def sockets(here: Site, vm: VmRecord) -> list[socket.socket]:
+    return [socket.socket(fileno=fd) for fd in await here.client.listeners(vm.sandbox_id, vm.generation)]
+
+
+async def test_what_the_guest_dials_arrives_at_the_sockets_that_the_node_is_given(here: Site) -> None:
+    vm = await here.start_vm()
+    tcp, udp, dns = await sockets(here, vm)
+    guest = await Guest.of(here, vm)
+    with tcp, udp, dns, guest:
+        assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        assert not os.get_blocking(tcp.fileno())
+        for address, port in (("203.0.113.9", 443), ("10.200.0.1", 15001), ("198.18.3.4", 1)):
+            await guest.connect(address, port)
+            connection, peer = tcp.accept()
+            with connection:
+                assert peer[0] == "10.200.0.2"
+                assert connection.getsockname() == (address, port)
+        await guest.connect("192.0.2.53", 53)
+        connection, _ = dns.accept()
+        with connection:
+            assert connection.getsockname() == ("192.0.2.53", 53)
+        guest.ask("8.8.8.8", 4444, b"what")
+        data, controls, _, peer = udp.recvmsg(512, 512)
+        assert (data, peer) == (b"what", ("10.200.0.2", 4444))
+        destinations = {kind: payload for level, kind, payload in controls if level == socket.IPPROTO_IP}
+        assert socket.inet_ntoa(destinations[IP_ORIGDSTADDR][4:8]) == "8.8.8.8"
+        # An answer comes from the address that was asked, which is no address of anybody's here.
+        source = (0).to_bytes(4, "little") + socket.inet_aton("8.8.8.8") + bytes(4)
+        udp.sendmsg([b"that"], [(socket.IPPROTO_IP, IP_PKTINFO, source)], 0, peer)
+        assert await guest.answer() == ("8.8.8.8", 53, b"that")
+        assert not any((await here.client.dropped(vm.sandbox_id)).packets.values())
+
+
+async def test_listeners_are_refused_for_what_has_none(here: Site) -> None:
+    vm, without = await here.start_vm(generation=5), await here.start_vm(network=False)
+    for sandbox_id, generation, code in (
+        (vm.sandbox_id, 4, "unknown"),
+        (vm.sandbox_id, 6, "unknown"),
+        (new_id(), 1, "unknown"),
+        (without.sandbox_id, without.generation, "no_network"),
+    ):
+        with pytest.raises(LaunchRefused) as refused:
+            await here.client.listeners(sandbox_id, generation)
+        assert refused.value.code == code
+    await here.client.kill_vm(vm.sandbox_id)
+    with pytest.raises(LaunchRefused) as refused:
+        await here.client.listeners(vm.sandbox_id, 5)
+    assert refused.value.code == "unknown"
+
+
+async def test_connections_wait_while_launcher_and_node_are_gone(here: Site) -> None:
+    vm = await here.start_vm()
+    guest = await Guest.of(here, vm)
+    with guest:
+        for held in await sockets(here, vm):
+            held.close()
+        here.kill9()
+        await guest.connect("203.0.113.9", 80)
+        here.start()
+        tcp, udp, dns = await sockets(here, vm)
+        with tcp, udp, dns:
+            connection, _ = tcp.accept()
+            with connection:
+                assert connection.getsockname() == ("203.0.113.9", 80)
+
+
+async def test_rules_that_somebody_removes_are_put_back(here: Site) -> None:
+    vm = await here.start_vm()
+    guest = await Guest.of(here, vm)
+    tcp, udp, dns = await sockets(here, vm)
+    with guest, tcp, udp, dns:
+        for turn in range(1, 3):
+            inside(vm, "nft", "flush", "ruleset")
+            await until_restored(here, vm, turn)
+            guest.frame(guest.syn("203.0.113.9", 80, source="192.0.2.1"))
+            assert (await here.client.dropped(vm.sandbox_id)).packets["source"] == 1
+            await guest.connect("203.0.113.9", 80 + turn)
+            tcp.accept()[0].close()
+        assert record_of(here, vm)["rules"] != vm.rules
+        # The next launcher takes the state for the right one, and sees what happens while there is none.
+        here.kill9()
+        here.start()
+        await guest.connect("203.0.113.9", 90)
+        assert (await here.client.dropped(vm.sandbox_id)).restored == 0
+        here.kill9()
+        inside(vm, "nft", "delete", "table", "netdev", "guest")
+        here.start()
+        await until_restored(here, vm, 1)
+        await guest.connect("203.0.113.9", 91)
+
+
+async def until_restored(here: Site, vm: VmRecord, times: int) -> None:
+    async with asyncio.timeout(30):
+        while (await here.client.dropped(vm.sandbox_id)).restored < times:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_network_whose_rules_cannot_be_put_back_stays_down(here: Site) -> None:
+    vm = await here.start_vm()
+    guest = await Guest.of(here, vm)
+    with guest:
+        await guest.connect("203.0.113.9", 80)
+        here.shim.unlink()  # what enters the namespace
+        inside(vm, "nft", "flush", "ruleset")
+
+        async def refusal() -> str:
+            try:
+                for fd in await here.client.listeners(vm.sandbox_id, vm.generation):
+                    os.close(fd)
+            except LaunchRefused as error:
+                return error.code
+            return ""
+
+        async with asyncio.timeout(30):
+            while await refusal() != "no_network":
+                await asyncio.sleep(0.01)
+        assert "UP" not in inside(vm, "ip", "-br", "link", "show", "dev", "tap0").split("<")[1].split(">")[0].split(",")
+        assert not await guest.reached("203.0.113.9", 81)
+    await until(lambda: "has no network any more" in here.log.read_text(), "it was said")
+
+
+async def test_a_slot_stands_as_it_must(here: Site) -> None:
+    vm = await here.start_vm()
+    for name, value in (
+        ("ipv4/ip_forward", "0"),
+        ("ipv4/conf/tap0/rp_filter", "1"),
+        ("ipv4/conf/tap0/accept_redirects", "0"),
+        ("ipv4/conf/tap0/accept_source_route", "0"),
+        ("ipv6/conf/tap0/disable_ipv6", "1"),
+        ("ipv6/conf/tap0/accept_ra", "0"),
+    ):
+        assert inside(vm, "cat", f"/proc/sys/net/{name}").strip() == value, name
+    assert [line.split()[1].rstrip(":") for line in inside(vm, "ip", "-o", "link").splitlines()] == ["lo", "tap0"]
+    assert inside(vm, "ip", "route") == "10.200.0.0/24 dev tap0 proto kernel scope link src 10.200.0.1 \n"
+    assert "02:fc:00:00:00:02 PERMANENT" in inside(vm, "ip", "neigh", "show", "dev", "tap0")
