@@ -1,0 +1,232 @@
+"""Puts the documents of all tiers together: rules with their terms, credentials, and what is merged of the rest."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from hatchway.domain.policy.addresses import EVERYWHERE, Network, parse_address, parse_network
+from hatchway.domain.policy.checks import hosts_of, protocol_of, tls_of
+from hatchway.domain.policy.forms import seconds_of
+from hatchway.domain.policy.names import NameRefused
+from hatchway.domain.policy.paths import PathRefused
+from hatchway.domain.policy.ports import ports_of
+from hatchway.domain.policy.problems import PolicyError, Problem
+from hatchway.domain.policy.reading import stored
+from hatchway.domain.policy.rules import CompiledRule
+from hatchway.domain.policy.schema import ClientAuth, Credential, Dns, Document, Lifecycle, Limits, Rule
+from hatchway.domain.policy.terms import BoundCredential, Terms
+from hatchway.domain.policy.vocabulary import TIERS, Action, RuleRef
+
+
+class TieredDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A document and where it stands."""
+
+    tier: str
+    name: str
+    version: int = 1
+    document: Document
+
+    @classmethod
+    def stored(cls, tier: str, name: str, version: int, text: str) -> "TieredDocument":
+        """Of the text that was stored. Raises `PolicyError`."""
+        return cls(tier=tier, name=name, version=version, document=stored(text))
+
+
+class Assembled(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy is made of."""
+
+    rules: tuple[CompiledRule, ...]
+    ceilings: tuple[tuple[str, tuple[CompiledRule, ...]], ...]
+    """The rules of each document that is a ceiling, but for those that deny, under `tier/name`."""
+    observe_until: float
+    default_ask: bool
+    credentials: dict[str, BoundCredential]
+    limits: Limits
+    dns: Dns
+    lifecycle: Lifecycle
+    deny_reply: str
+
+
+def assemble(documents: Sequence[TieredDocument]) -> Assembled:
+    """Puts them together; their order makes no difference. Raises `PolicyError` for a tier that there is not, or a text that no `load` accepted."""
+    for one in documents:
+        if one.tier not in TIERS:
+            raise PolicyError(
+                [
+                    Problem(
+                        place="",
+                        code="unknown_tier",
+                        cause=f"There is no tier {one.tier!r}.",
+                        remedy=f"Tiers: {', '.join(TIERS)}.",
+                    )
+                ]
+            )
+    ordered = sorted(documents, key=lambda one: (TIERS.index(one.tier), one.name, one.version))
+    credentials: dict[str, BoundCredential] = {}
+    rules: list[CompiledRule] = []
+    ceilings: list[tuple[str, tuple[CompiledRule, ...]]] = []
+    try:
+        for one in ordered:
+            named = _bind(one, credentials)
+            made = tuple(_rules(one, _private(one, ordered), named))
+            denials = [rule for rule in made if rule.action is Action.DENY]
+            rules += denials if one.document.ceiling else made
+            if one.document.ceiling:
+                ceilings.append(
+                    (f"{one.tier}/{one.name}", tuple(rule for rule in made if rule.action is not Action.DENY))
+                )
+    except (NameRefused, PathRefused, ValueError) as error:
+        raise PolicyError(
+            [Problem(place="", code="unreadable", cause=f"It is no stored policy: {error}.", remedy="Store it anew.")]
+        ) from None
+    parts = [one.document for one in ordered]
+    return Assembled(
+        rules=tuple(rules),
+        ceilings=tuple(ceilings),
+        observe_until=max(
+            (seconds_of(part.expires) for part in parts if part.mode == "observe" and part.expires is not None),
+            default=0.0,
+        ),
+        default_ask=any(part.default == "ask" for part in parts),
+        credentials=credentials,
+        limits=_lowest(part.limits for part in parts),
+        dns=_dns(parts),
+        lifecycle=Lifecycle(
+            on_policy_change="close_flows"
+            if any(part.lifecycle.on_policy_change == "close_flows" for part in parts)
+            else "recheck_flows"
+        ),
+        deny_reply=next((part.defaults.deny_reply for part in reversed(parts) if part.rules), "json"),
+    )
+
+
+def _rules(one: TieredDocument, private: tuple[Network, ...], credentials: dict[str, str]) -> Iterator[CompiledRule]:
+    rank = TIERS.index(one.tier)
+    for rule in one.document.rules:
+        ref = RuleRef(tier=one.tier, document=one.name, rule=rule.id)
+        terms = _terms(one.document, rule, ref, private, credentials)
+        yield CompiledRule(one.document, rule, ref, rank, terms, sub_deny=False)
+        if rule.action is not Action.DENY and rule.http.deny:
+            yield CompiledRule(one.document, rule, ref, rank, terms, sub_deny=True)
+
+
+def _terms(
+    document: Document, rule: Rule, ref: RuleRef, private: tuple[Network, ...], credentials: dict[str, str]
+) -> Terms:
+    ends = [seconds_of(date) for date in (rule.expires, rule.tls.expires) if date is not None]
+    client_auth = rule.client_auth or document.defaults.client_auth
+    return Terms(
+        rule=ref,
+        protocol=protocol_of(rule),
+        tls=tls_of(rule),
+        tls_min=rule.tls.min,
+        upstream_ca=rule.tls.upstream_ca,
+        upstream_spki=rule.tls.upstream_spki,
+        sni=rule.tls.sni,
+        private=private if rule.resolve.private == "allow" else (),
+        pin=tuple(map(parse_address, rule.resolve.pin)),
+        rehome=rule.resolve.rehome,
+        versions=rule.http.versions,
+        encoded_slash=rule.http.encoded_slash,
+        request_headers=rule.http.request_headers,
+        response_headers=rule.http.response_headers,
+        max=rule.http.max,
+        websocket=rule.websocket,
+        client_auth=ClientAuth.PLACEHOLDER_ONLY
+        if rule.credentials and client_auth is not ClientAuth.FORBID
+        else client_auth,
+        credentials=tuple(credentials[name] for name in rule.credentials if name in credentials),
+        rate=rule.rate,
+        route=rule.route,
+        log=rule.log,
+        reason=rule.reason,
+        expires=min(ends, default=None),
+    )
+
+
+def _private(one: TieredDocument, documents: Sequence[TieredDocument]) -> tuple[Network, ...]:
+    """The private networks that rules of a document may allow: its own tier's decide at the platform, else those above decide.
+
+    The platform: everywhere. A project: within what documents of the platform name, everywhere where none names any. Templates and
+    sandboxes: within what both name, nowhere where neither names any.
+    """
+    named = {
+        tier: [
+            parse_network(text)
+            for other in documents
+            if other.tier == tier
+            for text in other.document.private_networks or ()
+        ]
+        for tier in ("platform", "project")
+    }
+    if one.tier == "platform":
+        return EVERYWHERE
+    if one.tier == "project":
+        return tuple(named["platform"]) or EVERYWHERE
+    if not named["project"] or not named["platform"]:
+        return tuple(named["project"] or named["platform"])
+    return tuple(
+        smaller
+        for project in named["project"]
+        for platform in named["platform"]
+        for smaller in _common(project, platform)
+    )
+
+
+def _common(one: Network, other: Network) -> tuple[Network, ...]:
+    """The smaller of two networks, if it is in the larger."""
+    if one.version != other.version or not one.overlaps(other):
+        return ()
+    return (one if one.prefixlen >= other.prefixlen else other,)
+
+
+def _bind(one: TieredDocument, credentials: dict[str, BoundCredential]) -> dict[str, str]:
+    """Adds the credentials of a document; answers its ids with those that they have among all."""
+    named: dict[str, str] = {}
+    for credential in one.document.credentials:
+        rules = [
+            rule
+            for rule in one.document.rules
+            if credential.id in rule.credentials and (not credential.only.rules or rule.id in credential.only.rules)
+        ]
+        qualified = credential.id if credential.id not in credentials else f"{one.tier}/{one.name}/{credential.id}"
+        named[credential.id] = qualified
+        credentials[qualified] = _bound(one, credential, qualified, rules)
+    return named
+
+
+def _bound(one: TieredDocument, credential: Credential, qualified: str, rules: list[Rule]) -> BoundCredential:
+    ports = {port for rule in rules for port in (rule.ports or ((80,) if str(ports_of(rule)) == "80" else (443,)))}
+    return BoundCredential(
+        credential_id=qualified,
+        tier=one.tier,
+        document=one.name,
+        credential=credential,
+        rules=tuple(rule.id for rule in rules),
+        hosts=tuple(dict.fromkeys(host for rule in rules for host in hosts_of(one.document, rule))),
+        ports=tuple(sorted(ports, key=str)),
+        methods=credential.only.methods,
+        paths=credential.only.paths,
+    )
+
+
+def _lowest(limits: Iterator[Limits]) -> Limits:
+    merged = Limits()
+    for one in limits:
+        merged = Limits(**{name: min(getattr(merged, name), getattr(one, name)) for name in Limits.__struct_fields__})
+    return merged
+
+
+def _dns(parts: Sequence[Document]) -> Dns:
+    """The lowest bounds; of records for one name, those of the highest tier."""
+    records: dict[str, tuple[str, ...]] = {}
+    for part in reversed(parts):
+        records |= part.dns.records
+    return Dns(
+        answer="nodata" if any(part.dns.answer == "nodata" for part in parts) else "synthetic",
+        max_names=min((part.dns.max_names for part in parts), default=Dns().max_names),
+        wildcard_names_per_min=min(
+            (part.dns.wildcard_names_per_min for part in parts), default=Dns().wildcard_names_per_min
+        ),
+        records=records,
+    )
