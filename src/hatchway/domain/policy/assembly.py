@@ -4,17 +4,17 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from hatchway.domain.policy.addresses import EVERYWHERE, Network, parse_address, parse_network
+from hatchway.domain.policy.addresses import EVERYWHERE, Address, Network, parse_address, parse_network
 from hatchway.domain.policy.checks import hosts_of, protocol_of, tls_of
 from hatchway.domain.policy.forms import seconds_of
-from hatchway.domain.policy.names import NameRefused
+from hatchway.domain.policy.names import HostPattern, NameRefused
 from hatchway.domain.policy.paths import PathRefused
 from hatchway.domain.policy.ports import ports_of
 from hatchway.domain.policy.problems import PolicyError, Problem
 from hatchway.domain.policy.reading import stored
 from hatchway.domain.policy.rules import CompiledRule
-from hatchway.domain.policy.schema import ClientAuth, Credential, Dns, Document, Lifecycle, Limits, Rule
-from hatchway.domain.policy.terms import BoundCredential, Terms
+from hatchway.domain.policy.schema import ClientAuth, Credential, Document, Rule
+from hatchway.domain.policy.terms import BoundCredential, Bounds, Terms
 from hatchway.domain.policy.vocabulary import TIERS, Action, RuleRef
 
 
@@ -41,9 +41,10 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     observe_until: float
     default_ask: bool
     credentials: dict[str, BoundCredential]
-    limits: Limits
-    dns: Dns
-    lifecycle: Lifecycle
+    bounds: Bounds
+    dns_answer: str
+    records: dict[str, tuple[Address, ...]]
+    on_policy_change: str
     deny_reply: str
 
 
@@ -89,13 +90,12 @@ def assemble(documents: Sequence[TieredDocument]) -> Assembled:
         ),
         default_ask=any(part.default == "ask" for part in parts),
         credentials=credentials,
-        limits=_lowest(part.limits for part in parts),
-        dns=_dns(parts),
-        lifecycle=Lifecycle(
-            on_policy_change="close_flows"
-            if any(part.lifecycle.on_policy_change == "close_flows" for part in parts)
-            else "recheck_flows"
-        ),
+        bounds=_bounds(ordered),
+        dns_answer="nodata" if any(part.dns.answer == "nodata" for part in parts) else "synthetic",
+        records=_records(ordered),
+        on_policy_change="close_flows"
+        if any(part.lifecycle.on_policy_change == "close_flows" for part in parts)
+        else "recheck_flows",
         deny_reply=next((part.defaults.deny_reply for part in reversed(parts) if part.rules), "json"),
     )
 
@@ -114,7 +114,7 @@ def _terms(
     document: Document, rule: Rule, ref: RuleRef, private: tuple[Network, ...], credentials: dict[str, str]
 ) -> Terms:
     ends = [seconds_of(date) for date in (rule.expires, rule.tls.expires) if date is not None]
-    client_auth = rule.client_auth or document.defaults.client_auth
+    usual = ClientAuth.PLACEHOLDER_ONLY if rule.credentials else document.defaults.client_auth
     return Terms(
         rule=ref,
         protocol=protocol_of(rule),
@@ -132,9 +132,7 @@ def _terms(
         response_headers=rule.http.response_headers,
         max=rule.http.max,
         websocket=rule.websocket,
-        client_auth=ClientAuth.PLACEHOLDER_ONLY
-        if rule.credentials and client_auth is not ClientAuth.FORBID
-        else client_auth,
+        client_auth=rule.client_auth or usual,
         credentials=tuple(credentials[name] for name in rule.credentials if name in credentials),
         rate=rule.rate,
         route=rule.route,
@@ -210,23 +208,39 @@ def _bound(one: TieredDocument, credential: Credential, qualified: str, rules: l
     )
 
 
-def _lowest(limits: Iterator[Limits]) -> Limits:
-    merged = Limits()
-    for one in limits:
-        merged = Limits(**{name: min(getattr(merged, name), getattr(one, name)) for name in Limits.__struct_fields__})
-    return merged
+def _bounds(documents: Sequence[TieredDocument]) -> Bounds:
+    """The lowest that is stated; what templates and sandboxes state lowers what holds without it, and never lifts it."""
+    merged = msgspec.structs.asdict(Bounds())
+    for trusted in (True, False):
+        stated: dict[str, list[int]] = {}
+        for one in documents:
+            if (one.tier in ("platform", "project")) is not trusted:
+                continue
+            for part in (one.document.limits, one.document.dns):
+                for name in merged:
+                    value = getattr(part, name, None)
+                    if value is not None:
+                        stated.setdefault(name, []).append(value)
+        for name, values in stated.items():
+            merged[name] = min(values) if trusted else min(merged[name], *values)
+    return Bounds(**merged)
 
 
-def _dns(parts: Sequence[Document]) -> Dns:
-    """The lowest bounds; of records for one name, those of the highest tier."""
-    records: dict[str, tuple[str, ...]] = {}
-    for part in reversed(parts):
-        records |= part.dns.records
-    return Dns(
-        answer="nodata" if any(part.dns.answer == "nodata" for part in parts) else "synthetic",
-        max_names=min((part.dns.max_names for part in parts), default=Dns().max_names),
-        wildcard_names_per_min=min(
-            (part.dns.wildcard_names_per_min for part in parts), default=Dns().wildcard_names_per_min
-        ),
-        records=records,
-    )
+def _records(documents: Sequence[TieredDocument]) -> dict[str, tuple[Address, ...]]:
+    """Of records for one name those of the highest tier; none for a name that a rule of a higher tier is about."""
+    records: dict[str, tuple[Address, ...]] = {}
+    above: list[HostPattern] = []
+    for tier in TIERS:
+        here = [one.document for one in documents if one.tier == tier]
+        for document in here:
+            for name, addresses in document.dns.records.items():
+                if name not in records and not any(pattern.matches(name) for pattern in above):
+                    records[name] = tuple(map(parse_address, addresses))
+        above += [
+            HostPattern.parse(host)
+            for document in here
+            for rule in document.rules
+            if rule.action is not Action.DENY
+            for host in hosts_of(document, rule)
+        ]
+    return records

@@ -31,6 +31,8 @@ _OURS = frozenset(
 """Headers that say how the message goes over the wire: the gateway writes them."""
 _SECRET = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "private-token", "x-auth-token"})
 DNS_PORT = 53
+LONGEST_OBSERVE_S = 31 * 86400.0
+LONGEST_PASSTHROUGH_S = 366 * 86400.0
 SPECIAL_PORTS = frozenset({25, 853})
 
 
@@ -75,8 +77,26 @@ def _dates(document: Document, now: float | None) -> Iterator[Finding]:
         )
     if now is None:
         return
+    if (
+        document.mode == "observe"
+        and document.expires is not None
+        and seconds_of(document.expires) > now + LONGEST_OBSERVE_S
+    ):
+        yield (
+            ("expires",),
+            "too_late",
+            "A policy observes for at most 31 days.",
+            "Write an earlier date; it can be renewed.",
+        )
     dated: list[tuple[Place, str | None]] = [(("expires",), document.expires)]
     for number, rule in enumerate(document.rules):
+        if rule.tls.expires is not None and seconds_of(rule.tls.expires) > now + LONGEST_PASSTHROUGH_S:
+            yield (
+                ("rules", number, "tls", "expires"),
+                "too_late",
+                "Passthrough is accepted for at most a year.",
+                "Write an earlier date; it can be renewed.",
+            )
         dated += [(("rules", number, "tls", "expires"), rule.tls.expires), (("rules", number, "expires"), rule.expires)]
     for place, date in dated:
         if date is not None and seconds_of(date) <= now:
@@ -129,6 +149,14 @@ def _destination(document: Document, rule: Rule, place: Place) -> Iterator[Findi
                 "Define it in `groups`.",
             )
     if rule.action is Action.DENY:
+        conditional = rule.http.deny or rule.git is not None or rule.protocol is not None
+        if conditional and (to.cidrs or any(name in set(BuiltIn) for name in to.groups)):
+            yield (
+                (*place, "to"),
+                "address_without_name",
+                "At an address there are no requests to look at.",
+                "Leave the conditions out, or name hosts.",
+            )
         return
     cidrs = [
         *to.cidrs,
@@ -330,7 +358,7 @@ def _credential(document: Document, credential: Credential, place: Place) -> Ite
 def _overlaps(document: Document) -> Iterator[Finding]:
     """Rules whose flows would have to be treated in two ways, and credentials where nothing is intercepted."""
     known = {credential.id for credential in document.credentials}
-    seen: list[tuple[int, Rule, list[HostPattern], PortSet]] = []
+    seen: dict[str, list[tuple[int, Rule, list[HostPattern], PortSet]]] = {}
     for number, rule in enumerate(document.rules):
         place: Place = ("rules", number)
         for at, name in enumerate(rule.credentials):
@@ -361,8 +389,9 @@ def _overlaps(document: Document) -> Iterator[Finding]:
             continue
         patterns = [HostPattern.parse(text) for text in hosts_of(document, rule)]
         ports = ports_of(rule)
-        for other_number, other, other_patterns, other_ports in seen:
-            if treatment(rule) == treatment(other) or not ports.overlaps(other_ports):
+        others = (other for way, those in seen.items() if way != treatment(rule) for other in those)
+        for other_number, other, other_patterns, other_ports in others:
+            if not ports.overlaps(other_ports):
                 continue
             shared = next(
                 (pattern for pattern in patterns for against in other_patterns if pattern.overlaps(against)), None
@@ -376,7 +405,7 @@ def _overlaps(document: Document) -> Iterator[Finding]:
                     "Give one of them other hosts or ports.",
                 )
                 break
-        seen.append((number, rule, patterns, ports))
+        seen.setdefault(treatment(rule), []).append((number, rule, patterns, ports))
 
 
 def hosts_of(document: Document, rule: Rule) -> list[str]:

@@ -14,10 +14,10 @@ from hatchway.domain.policy.addresses import NEVER, Address, AddressKind, classi
 from hatchway.domain.policy.assembly import Assembled, TieredDocument, assemble
 from hatchway.domain.policy.checks import DNS_PORT, SPECIAL_PORTS
 from hatchway.domain.policy.matching import Matcher
-from hatchway.domain.policy.paths import PathPattern
+from hatchway.domain.policy.paths import PathIndex, PathPattern
 from hatchway.domain.policy.rules import Asked, CompiledRule, Entry
-from hatchway.domain.policy.schema import Ask, ClientAuth, Dns, Lifecycle, Limits
-from hatchway.domain.policy.terms import BoundCredential, Terms
+from hatchway.domain.policy.schema import Ask, ClientAuth
+from hatchway.domain.policy.terms import BoundCredential, Bounds, Terms
 from hatchway.domain.policy.verdicts import Flow, Request, Verdict
 from hatchway.domain.policy.vocabulary import HTTP_FAMILY, Action, Protocol, RuleRef, TlsMode
 
@@ -43,9 +43,18 @@ class Policy:
         self._default_ask = assembled.default_ask
         self.credentials: dict[str, BoundCredential] = assembled.credentials
         """By credential id."""
-        self.limits: Limits = assembled.limits
-        self.dns: Dns = assembled.dns
-        self.lifecycle: Lifecycle = assembled.lifecycle
+        self._only = {
+            name: PathIndex.of(map(PathPattern.parse, bound.paths))
+            for name, bound in self.credentials.items()
+            if bound.paths
+        }
+        self.limits: Bounds = assembled.bounds
+        self.dns_answer: str = assembled.dns_answer
+        """`synthetic`, or `nodata`: names exist without addresses."""
+        self.records: dict[str, tuple[Address, ...]] = assembled.records
+        """Where names are, instead of what a resolver says; judged like that."""
+        self.on_policy_change: str = assembled.on_policy_change
+        """`recheck_flows` or `close_flows`."""
         self.deny_reply: str = assembled.deny_reply
         """`json` or `text`: how a denied request is answered."""
 
@@ -88,8 +97,7 @@ class Policy:
         passing = _first(gate for gate in gates if gate.action is not Action.DENY)
         if passing is not None:
             return Verdict(action=Action.ALLOW, reason="allowed", rule=passing.ref, terms=passing.terms)
-        without = self._without_rule(f"{host} could be reached", now, Protocol.HTTP, TlsMode.INTERCEPT, key=host)
-        return without if without.action is Action.DENY else msgspec.structs.replace(without, action=Action.ALLOW)
+        return self._without_rule(f"{host} could be reached", now, Protocol.HTTP, TlsMode.INTERCEPT, later=True)
 
     def connect(self, flow: Flow, now: float) -> Verdict:
         """Stage 2: a connection. One for HTTP passes when some request might: whether to ask is decided for each request."""
@@ -140,13 +148,16 @@ class Policy:
         lifted = any(gate.action is Action.DENY and not gate.conditional for gate in active)
         if not passing:
             protocol, tls = _guess(key[1])
-            if lifted:
+            if lifted and not (protocol is Protocol.TCP and self._opaque_beyond(key, _OPAQUE[tls], now)):
                 return _observed(protocol, tls, f"{what} would be denied by a rule of a document that only observes.")
             reason = "expired" if any(gate.action is not Action.DENY for gate in gates) else None
             if reason is None and any(gate.action is not Action.DENY for gate in self._main.gates(key[0])):
                 reason = "port_not_allowed"
+            later = protocol is Protocol.HTTP
+            if not later and self._opaque_beyond(key, _OPAQUE[tls], now):
+                return _deny("beyond_ceiling", f"{what} would be seen less of than the ceiling admits.")
             return self._without_rule(
-                f"{what} can be reached", now, protocol, tls, reason or "no_rule", f"{key[0]}:{key[1]}"
+                f"{what} can be reached", now, protocol, tls, reason or "no_rule", f"{key[0]}:{key[1]}", later=later
             )
         requests = [gate for gate in passing if gate.protocol in HTTP_FAMILY]
         if requests:
@@ -233,7 +244,7 @@ class Policy:
             if request.method in ("TRACE", "TRACK", "CONNECT"):
                 return _deny("method_not_allowed", f"{request.method} never passes.")
             key = f"{request.host}:{request.port} {request.method} {request.path}"
-            without = self._without_rule(f"{what} may pass", now, protocol, tls, reason, key)
+            without = self._without_rule(f"{what} may pass", now, protocol, tls, reason, key, later=False)
             return msgspec.structs.replace(without, rule=rule) if without.action is Action.DENY else without
         entry = best[Action.ALLOW][1] if Action.ALLOW in best else best[Action.ASK][1]
         terms = entry.rule.terms
@@ -262,7 +273,8 @@ class Policy:
         bound = self.credentials[credential_id]
         if bound.methods and "*" not in bound.methods and asked.request.method not in bound.methods:
             return False
-        return not bound.paths or any(PathPattern.parse(path).matches(asked.request.path) for path in bound.paths)
+        only = self._only.get(credential_id)
+        return only is None or any(only.find(asked.segments))
 
     def _bounded(self, verdict: Verdict, asked: Asked, what: str, now: float) -> Verdict:
         """The verdict within the ceilings: what one of them does not admit is denied, what one asks about is asked."""
@@ -318,14 +330,22 @@ class Policy:
         )
 
     def _without_rule(
-        self, what: str, now: float, protocol: Protocol, tls: TlsMode, reason: str = "no_rule", key: str = ""
+        self,
+        what: str,
+        now: float,
+        protocol: Protocol,
+        tls: TlsMode,
+        reason: str = "no_rule",
+        key: str = "",
+        *,
+        later: bool,
     ) -> Verdict:
-        """What becomes of that which no rule lets pass."""
+        """What becomes of that which no rule lets pass. `later`: each request is asked about, not the connection."""
         terms = Terms(
             protocol=protocol, tls=tls, client_auth=ClientAuth.ALLOW if now < self._observe_until else ClientAuth.FORBID
         )
         if self._default_ask:
-            if protocol is Protocol.HTTP and " " not in key:
+            if later:
                 return Verdict(
                     action=Action.ALLOW, reason="ask", protocol=protocol, tls=tls, versions=("1.1", "2"), terms=terms
                 )

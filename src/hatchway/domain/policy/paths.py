@@ -8,7 +8,7 @@ rule says so.
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -188,9 +188,7 @@ class PathPattern(msgspec.Struct, frozen=True):
 
     def matches(self, path: str) -> bool:
         """Whether a canonical path fits."""
-        index: PathIndex[bool] = PathIndex()
-        index.add(self, True)
-        return any(index.find(segments_of(path)))
+        return any(PathIndex.of((self,)).find(segments_of(path)))
 
     @property
     def specificity(self) -> tuple[int, int, int]:
@@ -259,6 +257,14 @@ class PathIndex(Generic[T]):
 
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
+
+    @staticmethod
+    def of(patterns: Iterable[PathPattern]) -> "PathIndex[bool]":
+        """An index that tells whether one of the patterns fits."""
+        index: PathIndex[bool] = PathIndex()
+        for pattern in patterns:
+            index.add(pattern, True)
+        return index
 
     def add(self, pattern: PathPattern, value: T) -> None:
         """Adds a pattern."""

@@ -298,21 +298,21 @@ class Dns(Base, frozen=True, kw_only=True):
     """Answers to the guest's questions."""
 
     answer: Literal["synthetic", "nodata"] = "synthetic"
-    max_names: Annotated[int, Meta(ge=1, le=65536)] = 4096
-    wildcard_names_per_min: Count = 60
+    max_names: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    wildcard_names_per_min: Count | None = None
     """New names under wildcards, so that questions carry little out."""
     records: Annotated[dict[Name, Annotated[tuple[Address, ...], Meta(max_length=16)]], Meta(max_length=256)] = {}
     """Where names are, instead of asking a resolver; the addresses are judged all the same."""
 
 
 class Limits(Base, frozen=True, kw_only=True):
-    """Bounds of a sandbox. Of several documents the lowest holds."""
+    """Bounds of a sandbox. Of several documents the lowest holds; above the defaults only the platform and the project can go."""
 
-    connections: Annotated[int, Meta(ge=1, le=4096)] = 256
-    pending_ask: Annotated[int, Meta(ge=1, le=256)] = 16
-    buffer: Annotated[int, Meta(ge=65536, le=2**30, extra={"form": "size"})] = 8 * 1024 * 1024
-    dns_per_s: Annotated[int, Meta(ge=1, le=10_000)] = 50
-    connections_per_s: Annotated[int, Meta(ge=1, le=10_000)] = 200
+    connections: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    pending_ask: Annotated[int, Meta(ge=1, le=256)] | None = None
+    buffer: Annotated[int, Meta(ge=65536, le=2**30, extra={"form": "size"})] | None = None
+    dns_per_s: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    connections_per_s: Annotated[int, Meta(ge=1, le=10_000)] | None = None
 
 
 class Lifecycle(Base, frozen=True, kw_only=True):

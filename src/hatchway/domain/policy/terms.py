@@ -51,6 +51,22 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds at which the rule ends."""
 
 
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of a sandbox, as its documents together set them; the values here are the defaults."""
+
+    connections: int = 256
+    """Open flows."""
+    pending_ask: int = 16
+    buffer: int = 8 * 1024 * 1024
+    """Octets on their way, over all flows."""
+    dns_per_s: int = 50
+    connections_per_s: int = 200
+    max_names: int = 4096
+    """Names that have an address."""
+    wildcard_names_per_min: int = 60
+    """New names under wildcards."""
+
+
 class BoundCredential(msgspec.Struct, frozen=True, kw_only=True):
     """A credential with the rules that it is for, as the broker binds it."""
 
