@@ -29,7 +29,7 @@ NAMES = """
 AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal BadAnswer BadGateway CommandFailed
 Conflict ConnectionFailed End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
 Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits Misdirected
-NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Project RangeUnsatisfiable Result Sandbox
+NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Pool Project RangeUnsatisfiable Result Sandbox
 SandboxInfo SandboxMetrics SandboxToken ServiceEvent Session SessionEvent SessionInfo Snapshot Started
 StreamLost StreamName Template Terminal Token TooLarge Transfer TransferFailed Unauthenticated Unavailable
 Unprocessable UnsafeArchive UnsupportedMedia Usage WaitTimeout
@@ -49,8 +49,9 @@ METHODS = {
     "Session": "attach close close_stdin delete exit id info kill output refresh resize send_signal terminal wait write_stdin",
     "Operations": "cancel get list wait",
     "Snapshots": "delete get list",
-    "Templates": "list",
-    "Keys": "create delete list rotate",
+    "Pools": "delete get list put",
+    "Templates": "get list",
+    "Keys": "create delete get list rotate",
     "Projects": "create delete get list update",
     "Tokens": "list revoke revoke_all",
     "Archives": "delete export fetch get list load",

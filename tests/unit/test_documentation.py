@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import typer
 
+from hatchway.cli.app import app
 from hatchway.client import Forward, Hatchway, Sandbox, Session, Terminal
 from hatchway.control.app import ENDPOINTS
 from hatchway.domain import errors
@@ -118,6 +120,26 @@ def listed(text: str) -> list[tuple[str, str]]:
 def test_the_paths_of_the_control_plane() -> None:
     served = [(endpoint.method, same(endpoint.path)) for endpoint in ENDPOINTS]
     assert listed(section(page("api.md"), "Paths of the control plane")) == sorted([*served, ("GET", "/openapi.json")])
+
+
+def commands(group: Any, before: str = "") -> set[str]:
+    """The names of all commands, those of groups with the group's name."""
+    found = set()
+    for name, one in group.commands.items():
+        found.add(before + name)
+        if hasattr(one, "commands"):
+            found |= commands(one, f"{before}{name} ")
+    return found
+
+
+def test_every_request_has_a_command_that_is_there() -> None:
+    rows = re.findall(r"^\| `(\w+) (/\S*)` \| (.*) \|$", page("commands.md"), re.M)
+    served = [(endpoint.method, endpoint.path) for endpoint in ENDPOINTS if endpoint.scope is not None]
+    assert sorted((method, path) for method, path, _ in rows) == sorted(served)
+    there = commands(typer.main.get_command(app))
+    for _, _, named in rows:
+        assert re.fullmatch(r"`[a-z ]+`(, `[a-z ]+`)*", named)
+        assert set(re.findall(r"`([a-z ]+)`", named)) <= there, named
 
 
 def test_the_scopes_and_answers_of_the_control_plane() -> None:
@@ -286,10 +308,12 @@ def test_commands_of_the_documentation_exist() -> None:
 
 
 def test_every_command_but_run_and_exec_takes_json() -> None:
-    from typer.main import get_command
-
-    from hatchway.cli.app import app
-
-    for name, command in cast(Any, get_command(app)).commands.items():
+    def check(name: str, command: Any) -> None:
         options = {option for parameter in command.params for option in parameter.opts}
-        assert ("--json" in options) == (name not in ("run", "exec")), name
+        for member, one in getattr(command, "commands", {}).items():
+            check(f"{name} {member}", one)
+        if getattr(command, "invoke_without_command", True):
+            assert ("--json" in options) == (name not in ("run", "exec")), name
+
+    for name, command in cast(Any, typer.main.get_command(app)).commands.items():
+        check(name, command)

@@ -2,7 +2,22 @@
 
 import typer
 
-from . import archives, copies, journal, keys, places, processes, projects, records, roles, sandboxes, top
+from . import (
+    archives,
+    changes,
+    copies,
+    journal,
+    keys,
+    places,
+    pools,
+    processes,
+    projects,
+    records,
+    roles,
+    sandboxes,
+    tokens,
+    top,
+)
 
 app = typer.Typer(
     name="hatchway",
@@ -13,5 +28,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for room in (processes, sandboxes, copies, archives, places, records, top, keys, projects, roles, journal):
+for room in (
+    processes,
+    sandboxes,
+    changes,
+    copies,
+    archives,
+    places,
+    records,
+    top,
+    pools,
+    tokens,
+    keys,
+    projects,
+    roles,
+    journal,
+):
     room.register(app)

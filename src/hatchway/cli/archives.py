@@ -1,4 +1,4 @@
-"""Commands about archives: `export` and `import`."""
+"""Commands about archives: `export`, `exports` and `import`."""
 
 import os
 import sys
@@ -21,6 +21,11 @@ def register(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     app.command("export")(export)
     app.command("import")(import_)
+    group = typer.Typer(rich_markup_mode=None)
+    group.callback(invoke_without_command=True)(exports)
+    group.command("ls")(ls)
+    group.command("rm")(rm)
+    app.add_typer(group, name="exports", help="List and delete archives that wait to be fetched.")
 
 
 @with_front
@@ -113,6 +118,43 @@ def import_(
         print_json(made.info)
     else:
         print(f"{made.id}  {made.state}")
+
+
+@with_front
+def exports(front: Front, context: typer.Context) -> None:
+    """List the archives that wait to be fetched; or delete some."""
+    if context.invoked_subcommand is None:
+        _list(front)
+
+
+@with_front
+def ls(front: Front) -> None:
+    """List the archives that wait to be fetched, are being made, or failed."""
+    _list(front)
+
+
+@with_front
+def rm(
+    front: Front,
+    exports: Annotated[list[str], typer.Argument(metavar="EXPORT...", help="Ids of exports.", show_default=False)],
+) -> None:
+    """Delete archives before their time is over."""
+    for export_id in exports:
+        front.client.archives.delete(export_id)
+
+
+def _list(front: Front) -> None:
+    from .output import print_json, print_table, when
+
+    found = list(front.client.archives.list())
+    if front.json:
+        print_json(found)
+        return
+    rows = [
+        (one.id, one.state, one.snapshot or one.sandbox, one.size_bytes, when(one.created_at), when(one.expires_at))
+        for one in found
+    ]
+    print_table(("EXPORT", "STATE", "OF", "BYTES", "CREATED", "EXPIRES"), rows)
 
 
 def _told(pieces: "Iterator[bytes]", tell: "Callable[[int, str], None] | None", name: str) -> "Iterator[bytes]":

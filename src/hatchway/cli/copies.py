@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .front import Front
-from .options import SandboxId
+from .options import Env, Metadata, SandboxId, pairs
 from .shared import with_front
 
 if TYPE_CHECKING:
@@ -23,9 +23,11 @@ def register(app: typer.Typer) -> None:
     app.command("rollback")(rollback)
     group = typer.Typer(rich_markup_mode=None)
     group.callback(invoke_without_command=True)(default)
-    group.command("list")(list_)
+    group.command("ls")(ls)
+    group.command("list", hidden=True)(ls)
+    group.command("get")(get)
     group.command("rm")(rm)
-    app.add_typer(group, name="snapshots", help="List and delete snapshots.")
+    app.add_typer(group, name="snapshots", help="List, show and delete snapshots.")
 
 
 @with_front
@@ -33,12 +35,20 @@ def fork(
     front: Front,
     sandbox: SandboxId,
     count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many branches, 1 to 100.")] = 1,
+    name: Annotated[str | None, typer.Option("--name", help="Name of each.", show_default=False)] = None,
+    metadata: Metadata = None,
+    env: Env = None,
 ) -> None:
-    """Branch new sandboxes off, which go on from where this one stands; it runs on."""
+    """Branch new sandboxes off, which go on from where this one stands; it runs on.
+
+    Metadata and environment are its own, unless they are given: then those alone.
+    """
     from .output import print_json
 
     source = front.client.sandboxes.get(sandbox)
-    made = source.fork(count)
+    made = source.fork(
+        count, name=name, metadata=pairs(metadata, "--metadata") or None, env=pairs(env, "--env") or None
+    )
     if front.json:
         print_json([branch.info for branch in made])
     else:
@@ -91,14 +101,32 @@ def default(front: Front, context: typer.Context) -> None:
 
 
 @with_front
-def list_(
+def ls(
     front: Front,
     sandbox: Annotated[
         str | None, typer.Option("--sandbox", metavar="ID", help="Of this sandbox.", show_default=False)
     ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="full|disk", help="Of this kind.", show_default=False)
+    ] = None,
 ) -> None:
     """List snapshots, newest first."""
-    _show(front, front.client.snapshots.list(sandbox=sandbox))
+    _show(front, front.client.snapshots.list(sandbox=sandbox, kind=kind))
+
+
+@with_front
+def get(
+    front: Front,
+    snapshot_id: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Id of the snapshot.", show_default=False)],
+) -> None:
+    """Show one snapshot."""
+    from .output import print_fields, print_json
+
+    found = front.client.snapshots.get(snapshot_id)
+    if front.json:
+        print_json(found)
+    else:
+        print_fields(found.as_dict())
 
 
 @with_front
@@ -109,17 +137,33 @@ def rm(
     ],
 ) -> None:
     """Delete snapshots."""
-    for snapshot_id in snapshots:
-        deleted = front.client.snapshots.delete(snapshot_id)
+    from .output import print_json
+
+    gone = [front.client.snapshots.delete(snapshot_id) for snapshot_id in snapshots]
+    if front.json:
+        print_json(gone)
+        return
+    for deleted in gone:
         print(f"{deleted.id}  {deleted.state}")
 
 
 def _show(front: Front, snapshots: "Iterator[Snapshot]") -> None:
-    from .output import print_json, print_table
+    from .output import print_json, print_table, when
 
     found = list(snapshots)
     if front.json:
         print_json(found)
     else:
-        rows = [(one.id, one.kind, one.state, one.sandbox_id or "", one.name or "") for one in found]
-        print_table(("SNAPSHOT", "KIND", "STATE", "SANDBOX", "NAME"), rows)
+        rows = [
+            (
+                one.id,
+                one.kind,
+                one.state,
+                one.sandbox_id,
+                one.name,
+                "yes" if one.scheduled else "",
+                when(one.created_at),
+            )
+            for one in found
+        ]
+        print_table(("SNAPSHOT", "KIND", "STATE", "SANDBOX", "NAME", "SCHEDULED", "CREATED"), rows)

@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     keys = typer.Typer(rich_markup_mode=None)
     keys.callback(invoke_without_command=True)(default)
     keys.command("list")(list_)
+    keys.command("show")(show_one)
     keys.command("create")(create)
     keys.command("rotate")(rotate)
     keys.command("revoke")(revoke)
@@ -55,6 +56,20 @@ def list_(front: Front, project: Project = None, offline: Offline = False, data_
         _show(front, _at_rest(front, lambda: at_rest.list_keys(_settings(data_dir))))
     else:
         _show(front, [key.as_dict() for key in front.client.keys.list(project)])
+
+
+@with_front
+def show_one(
+    front: Front, key_id: Annotated[str, typer.Argument(metavar="KEY", help="Its id.", show_default=False)]
+) -> None:
+    """Show one API key, without its secret."""
+    from .output import print_fields, print_json
+
+    found = front.client.keys.get(key_id)
+    if front.json:
+        print_json(found)
+    else:
+        print_fields(found.as_dict())
 
 
 @with_front

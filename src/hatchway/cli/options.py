@@ -1,6 +1,7 @@
 """Arguments and options that several commands have."""
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +12,21 @@ Name = Annotated[str | None, typer.Option("--name", help="Name of the sandbox, f
 Vcpus = Annotated[int | None, typer.Option("--vcpus", help="Virtual CPUs.")]
 Memory = Annotated[int | None, typer.Option("--memory", help="Memory in MiB.")]
 Disk = Annotated[int | None, typer.Option("--disk", help="Writable disk in MiB.")]
+OnTimeout = Annotated[
+    str | None,
+    typer.Option("--on-timeout", metavar="suspend|pause|stop|delete", help="What is done when its time is over."),
+]
+AutoWake = Annotated[bool | None, typer.Option("--auto-wake/--no-auto-wake", help="Whether traffic wakes it.")]
+Snapshots = Annotated[
+    str | None,
+    typer.Option("--snapshots", metavar="JSON", help='A schedule of snapshots, for example {"full_every_s": 900}.'),
+]
+Metadata = Annotated[
+    list[str] | None, typer.Option("--metadata", "-m", metavar="K=V", help="Metadata; repeatable.", show_default=False)
+]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment of all commands; repeatable.")
+]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return as soon as the request was accepted.")]
 
 
@@ -22,4 +38,17 @@ def pairs(texts: list[str] | None, what: str) -> dict[str, str]:
         if not key or not equals:
             raise typer.BadParameter(f"{text!r} is no K=V", param_hint=what)
         found[key] = value
+    return found
+
+
+def schedule(text: str | None) -> dict[str, Any] | None:
+    """Reads a schedule of snapshots. Raises `typer.BadParameter` for what is no JSON object."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"this is no JSON: {error}", param_hint="--snapshots") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter("this is no JSON object", param_hint="--snapshots")
     return found

@@ -51,7 +51,17 @@ def main(name: str, words: Sequence[str]) -> None:
         if name == "exec":
             command = replace(command, limits=_limits(options))
             return run_in_old(front, options.sandbox, command, verbose=options.verbose)
-        machine = Machine(options.template, options.name, options.vcpus, options.memory, options.disk)
+        machine = Machine(
+            options.template,
+            options.name,
+            options.vcpus,
+            options.memory,
+            options.disk,
+            pool=options.pool,
+            timeout_s=options.timeout_s,
+            idle_timeout_s=options.idle_timeout_s,
+            on_timeout=options.on_timeout,
+        )
         return run_in_new(front, machine, command, copy=options.copy, keep=options.keep, verbose=options.verbose)
 
     carry_out(Front(options.url, options.key, False), body, OUR_FAILURE)
@@ -79,6 +89,10 @@ def parser_of(name: str) -> Parser:
         add("--vcpus", type=int, metavar="N", help="virtual CPUs")
         add("--memory", type=int, metavar="MIB", help="memory in MiB")
         add("--disk", type=int, metavar="MIB", help="writable disk in MiB")
+        add("--pool", metavar="POOL", help="auto, never or the name of a pool that it may come out of")
+        add("--timeout-s", type=_seconds, metavar="S", help="seconds that the sandbox runs; --timeout is the command's")
+        add("--idle-timeout-s", type=_seconds, metavar="S", help="seconds that nobody uses the sandbox")
+        add("--on-timeout", metavar="WHAT", help="suspend, pause, stop or delete it then")
         add("--copy", type=Path, metavar="DIR", help="first copy the content of a folder into the working directory")
         add("--keep", action="store_true", help="keep the sandbox at the end")
     else:

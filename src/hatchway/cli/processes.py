@@ -1,4 +1,4 @@
-"""Commands about commands: `sessions`, `logs`; and the places of `run` and `exec`, whose calls `passing` reads."""
+"""Commands about commands: `sessions`, `logs`, `kill`; and the places of `run` and `exec`, whose calls `passing` reads."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
         app.command(name, context_settings=as_it_is, help=summary)(_passing_on(name))
     app.command("sessions")(sessions)
     app.command("logs")(logs)
+    app.command("kill")(kill)
 
 
 def _passing_on(name: str) -> Callable[..., None]:
@@ -63,3 +64,13 @@ def logs(
     from .logs import show_logs
 
     show_logs(front, session, follow=follow)
+
+
+@with_front
+def kill(
+    front: Front,
+    sessions: Annotated[list[str], typer.Argument(metavar="SESSION...", help="Ids of sessions.", show_default=False)],
+) -> None:
+    """Kill commands with all that they started, and drop what is kept of their output."""
+    for session in sessions:
+        front.client.sessions.get(session).delete()

@@ -56,10 +56,23 @@ def operations(
 
 
 @with_front
-def templates(front: Front) -> None:
-    """List the templates that sandboxes can be made from."""
-    from .output import print_json, print_table, when
+def templates(
+    front: Front,
+    reference: Annotated[
+        str | None,
+        typer.Argument(metavar="[TEMPLATE]", help="NAME, NAME:TAG or NAME@DIGEST of one.", show_default=False),
+    ] = None,
+) -> None:
+    """List the templates that sandboxes can be made from, or show one."""
+    from .output import print_fields, print_json, print_table, when
 
+    if reference is not None:
+        one = front.client.templates.get(reference)
+        if front.json:
+            print_json(one)
+        else:
+            print_fields(one.as_dict())
+        return
     found = list(front.client.templates.list())
     if front.json:
         print_json(found)

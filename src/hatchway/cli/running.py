@@ -50,6 +50,10 @@ class Machine:
     vcpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
+    pool: str | None = None
+    timeout_s: float | None = None
+    idle_timeout_s: float | None = None
+    on_timeout: str | None = None
 
 
 class Phases:
@@ -85,6 +89,10 @@ def run_in_new(
                         vcpus=machine.vcpus,
                         memory_mib=machine.memory_mib,
                         disk_mib=machine.disk_mib,
+                        pool=machine.pool,
+                        timeout_s=machine.timeout_s,
+                        idle_timeout_s=machine.idle_timeout_s,
+                        on_timeout=machine.on_timeout,
                         wait=False,
                     )
                 assert sandbox.operation is not None  # a create always has one

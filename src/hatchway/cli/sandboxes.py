@@ -5,17 +5,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .front import Front
-from .options import Disk, Memory, Name, NoWait, SandboxId, Vcpus, pairs
+from .options import (
+    AutoWake,
+    Disk,
+    Env,
+    Memory,
+    Metadata,
+    Name,
+    NoWait,
+    OnTimeout,
+    SandboxId,
+    Snapshots,
+    Vcpus,
+    pairs,
+    schedule,
+)
 from .shared import with_front
 
 if TYPE_CHECKING:
     from hatchway.client import Operation, Sandbox
 
 _WAIT_S = 300.0
-
-Metadata = Annotated[
-    list[str] | None, typer.Option("--metadata", "-m", metavar="K=V", help="Metadata; repeatable.", show_default=False)
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,17 +53,28 @@ def create(
     memory: Memory = None,
     disk: Disk = None,
     metadata: Metadata = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment of all commands; repeatable.")
-    ] = None,
+    env: Env = None,
     require_isolation: Annotated[
         str | None, typer.Option("--require-isolation", metavar="hardware|emulated", help="Refuse anything weaker.")
+    ] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout-s", metavar="S", help="Seconds that it runs at a time.")
+    ] = None,
+    idle_timeout_s: Annotated[
+        float | None, typer.Option("--idle-timeout-s", metavar="S", help="Seconds that nobody uses it.")
+    ] = None,
+    on_timeout: OnTimeout = None,
+    auto_wake: AutoWake = None,
+    snapshots: Snapshots = None,
+    pool: Annotated[
+        str | None, typer.Option("--pool", metavar="auto|never|NAME", help="Which pool it may come out of.")
     ] = None,
     no_wait: NoWait = False,
 ) -> None:
     """Make a sandbox that stays, and print its id."""
     from .progress import BEING_MADE, patience
 
+    planned = schedule(snapshots)
     with patience(BEING_MADE):
         sandbox = front.client.sandboxes.create(
             template,
@@ -65,6 +86,12 @@ def create(
             memory_mib=memory,
             disk_mib=disk,
             require_isolation=require_isolation,
+            timeout_s=timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            on_timeout=on_timeout,
+            auto_wake=auto_wake,
+            snapshots=planned,
+            pool=pool,
             wait=not no_wait,
             timeout=_WAIT_S,
         )

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from . import calls, streams
 from .aarchives import AsyncArchives
-from .arecords import AsyncKeys, AsyncOperations, AsyncSnapshots, AsyncTemplates, all_of
+from .arecords import AsyncKeys, AsyncOperations, AsyncPools, AsyncSnapshots, AsyncTemplates, all_of
 from .atenancy import AsyncProjects, AsyncTokens
 from .atransport import AsyncDriver
 from .config import find
@@ -54,6 +54,7 @@ class AsyncHatchway:
         self.snapshots = AsyncSnapshots(self._driver)
         self.operations = AsyncOperations(self._driver)
         self.templates = AsyncTemplates(self._driver)
+        self.pools = AsyncPools(self._driver)
         self.keys = AsyncKeys(self._driver)
         self.projects = AsyncProjects(self._driver)
         self.tokens = AsyncTokens(self._driver)

@@ -1,11 +1,11 @@
-"""What the API has besides sandboxes and sessions: snapshots, operations, templates, keys; for asyncio. `records` has the same for blocking code."""
+"""What the API has besides sandboxes and sessions: snapshots, operations, pools, templates, keys; for asyncio. `records` has the same for blocking code."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
-from . import calls, tenancycalls
+from . import calls, poolcalls, tenancycalls
 from .atransport import AsyncDriver
-from .models import Key, NewKey, Operation, Snapshot, Template
+from .models import Key, NewKey, Operation, Pool, Snapshot, Template
 
 T = TypeVar("T")
 
@@ -64,6 +64,39 @@ class AsyncOperations:
         return await self._driver.run(calls.cancel_operation(operation_id))
 
 
+class AsyncPools:
+    """Sandboxes that are made ahead, so that a creation has only to claim one."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+
+    async def put(
+        self,
+        name: str,
+        template: str,
+        size: int,
+        *,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        disk_mib: int | None = None,
+    ) -> Pool:
+        """Makes a pool of `size` sandboxes, or changes it; what is not given is as for a sandbox. Members that do not fit any more are replaced."""
+        body = calls.compact(template=template, size=size, vcpus=vcpus, memory_mib=memory_mib, disk_mib=disk_mib)
+        return await self._driver.run(poolcalls.put_pool(name, body))
+
+    async def get(self, name: str) -> Pool:
+        """Returns the pool with this name, and how full it is; raises `NotFound`."""
+        return await self._driver.run(poolcalls.get_pool(name))
+
+    def list(self) -> AsyncIterator[Pool]:
+        """Iterates over the pools of the project."""
+        return all_of(self._driver, poolcalls.pools())
+
+    async def delete(self, name: str) -> Pool:
+        """Lets it run dry: it is gone when its last member is. What was claimed stays."""
+        return await self._driver.run(poolcalls.delete_pool(name))
+
+
 class AsyncTemplates:
     """What sandboxes can be made from."""
 
@@ -73,6 +106,10 @@ class AsyncTemplates:
     def list(self) -> AsyncIterator[Template]:
         """Iterates over the releases that are there."""
         return all_of(self._driver, calls.templates())
+
+    async def get(self, reference: str) -> Template:
+        """Returns the release behind `name`, `name:tag` or `name@sha256:…`; raises `NotFound`."""
+        return await self._driver.run(calls.get_template(reference))
 
 
 class AsyncKeys:
@@ -98,6 +135,10 @@ class AsyncKeys:
     def list(self, project: str | None = None) -> AsyncIterator[Key]:
         """Iterates over the keys, without their secrets: of the own project, or with the scope `installation` of any."""
         return all_of(self._driver, tenancycalls.keys_of(project))
+
+    async def get(self, key_id: str) -> Key:
+        """Returns the key with this id, without its secret; raises `NotFound`."""
+        return await self._driver.run(calls.get_key(key_id))
 
     async def rotate(self, key_id: str, *, overlap: float = 0.0) -> NewKey:
         """Makes a key in the place of another, which goes on for `overlap` seconds; the secret is in the answer, once."""

@@ -20,6 +20,7 @@ from .errors import (
 )
 from .models import (
     Access,
+    Key,
     Limits,
     NewKey,
     Operation,
@@ -289,6 +290,12 @@ def templates() -> Listing[Template]:
     return Listing("/v1/templates", "templates", Template)
 
 
+def get_template(reference: str) -> Flow[Template]:
+    """Asks for the release behind a reference."""
+    reply = yield from exchange(Request("GET", "/v1/templates/" + quote(reference, safe="/:@")))
+    return either(reply.body, "template", Template)
+
+
 # Operations
 
 
@@ -370,6 +377,12 @@ def key_body(
     return compact(
         name=name, scopes=None if scopes is None else list(scopes), expires_in_s=expires_in_s, project=project
     )
+
+
+def get_key(key_id: str) -> Flow[Key]:
+    """Asks for one API key."""
+    reply = yield from exchange(Request("GET", f"/v1/keys/{segment(key_id)}"))
+    return either(reply.body, "key", Key)
 
 
 def delete_key(key_id: str) -> Flow[None]:

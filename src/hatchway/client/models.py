@@ -68,6 +68,8 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     """When its time is over, in Unix seconds, while it runs."""
     left_s: float | None = None
     """What is left of its time while it does not run."""
+    snapshots: dict[str, Any] | None = None
+    """The schedule of its snapshots: `disk_every_s full_every_s keep max_bytes`."""
     created_at: float | None = None
     updated_at: float | None = None
     deleted_at: float | None = None
@@ -94,6 +96,29 @@ class Snapshot(_Record, frozen=True, kw_only=True):
     disk_bytes: int | None = None
     memory_bytes: int | None = None
     digest: str | None = None
+    scheduled: bool = False
+    """Whether a schedule made it, which then may remove it."""
+    created_at: float | None = None
+    updated_at: float | None = None
+
+
+class Pool(_Record, frozen=True, kw_only=True):
+    """Sandboxes that are made ahead, which creations claim."""
+
+    name: str
+    state: str = "active"
+    """`active`, or `draining`: it is gone when its last member is."""
+    template: str = ""
+    template_digest: str | None = None
+    size: int = 0
+    """How many it shall hold."""
+    ready: int = 0
+    making: int = 0
+    vcpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+    condition: str | None = None
+    """What keeps it from being full."""
     created_at: float | None = None
     updated_at: float | None = None
 

@@ -1,10 +1,10 @@
-"""What the API has besides sandboxes and sessions: snapshots, operations, templates, keys; for blocking code. `arecords` has the same for asyncio."""
+"""What the API has besides sandboxes and sessions: snapshots, operations, pools, templates, keys; for blocking code. `arecords` has the same for asyncio."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from . import calls, tenancycalls
-from .models import Key, NewKey, Operation, Snapshot, Template
+from . import calls, poolcalls, tenancycalls
+from .models import Key, NewKey, Operation, Pool, Snapshot, Template
 from .transport import SyncDriver
 
 T = TypeVar("T")
@@ -63,6 +63,39 @@ class Operations:
         return self._driver.run(calls.cancel_operation(operation_id))
 
 
+class Pools:
+    """Sandboxes that are made ahead, so that a creation has only to claim one."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def put(
+        self,
+        name: str,
+        template: str,
+        size: int,
+        *,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        disk_mib: int | None = None,
+    ) -> Pool:
+        """Makes a pool of `size` sandboxes, or changes it; what is not given is as for a sandbox. Members that do not fit any more are replaced."""
+        body = calls.compact(template=template, size=size, vcpus=vcpus, memory_mib=memory_mib, disk_mib=disk_mib)
+        return self._driver.run(poolcalls.put_pool(name, body))
+
+    def get(self, name: str) -> Pool:
+        """Returns the pool with this name, and how full it is; raises `NotFound`."""
+        return self._driver.run(poolcalls.get_pool(name))
+
+    def list(self) -> Iterator[Pool]:
+        """Iterates over the pools of the project."""
+        return all_of(self._driver, poolcalls.pools())
+
+    def delete(self, name: str) -> Pool:
+        """Lets it run dry: it is gone when its last member is. What was claimed stays."""
+        return self._driver.run(poolcalls.delete_pool(name))
+
+
 class Templates:
     """What sandboxes can be made from."""
 
@@ -72,6 +105,10 @@ class Templates:
     def list(self) -> Iterator[Template]:
         """Iterates over the releases that are there."""
         return all_of(self._driver, calls.templates())
+
+    def get(self, reference: str) -> Template:
+        """Returns the release behind `name`, `name:tag` or `name@sha256:…`; raises `NotFound`."""
+        return self._driver.run(calls.get_template(reference))
 
 
 class Keys:
@@ -97,6 +134,10 @@ class Keys:
     def list(self, project: str | None = None) -> Iterator[Key]:
         """Iterates over the keys, without their secrets: of the own project, or with the scope `installation` of any."""
         return all_of(self._driver, tenancycalls.keys_of(project))
+
+    def get(self, key_id: str) -> Key:
+        """Returns the key with this id, without its secret; raises `NotFound`."""
+        return self._driver.run(calls.get_key(key_id))
 
     def rotate(self, key_id: str, *, overlap: float = 0.0) -> NewKey:
         """Makes a key in the place of another, which goes on for `overlap` seconds; the secret is in the answer, once."""

@@ -25,7 +25,7 @@ from .models import (
     Snapshot,
 )
 from .reach import Reach, Scope, check_port, make_token, port_link, port_url
-from .records import Keys, Operations, Snapshots, Templates, all_of
+from .records import Keys, Operations, Pools, Snapshots, Templates, all_of
 from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
 from .tenancy import Projects, Tokens
 from .transport import SyncDriver
@@ -55,6 +55,7 @@ class Hatchway:
         self.snapshots = Snapshots(self._driver)
         self.operations = Operations(self._driver)
         self.templates = Templates(self._driver)
+        self.pools = Pools(self._driver)
         self.keys = Keys(self._driver)
         self.projects = Projects(self._driver)
         self.tokens = Tokens(self._driver)
