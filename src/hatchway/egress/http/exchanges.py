@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from typing import Any, Protocol
 
-from hatchway.domain.errors import BadGateway, Exhausted, Forbidden, HatchwayError, TooLarge, TooSlow, Unavailable
+from hatchway.domain.errors import BadGateway, Exhausted, Forbidden, HatchwayError, TooSlow, Unavailable
 from hatchway.domain.policy.verdicts import Action, Request, Verdict
 from hatchway.egress.http import fields, judging, placeholders, refusals
 from hatchway.egress.http.heads import AnswerHead, Fields, RequestHead
@@ -409,8 +409,8 @@ async def pass_on(incoming: Incoming, line: Line, exchange: Exchange, going: Goi
     await incoming.finish()
 
 
-def _answer_too_large(limit: int) -> TooLarge:
-    return TooLarge(
+def _answer_too_large(limit: int) -> BadGateway:
+    return BadGateway(
         "answer_too_large",
         f"The answer takes more than the {limit} octets that the rule allows.",
         "Ask for less at a time.",
