@@ -13,6 +13,7 @@ accept → name → connect → ClientHello → TLS │ serve:  parse → decide
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from hatchway.domain.policy.compiled import Policy
 from hatchway.domain.policy.verdicts import Request, Verdict
 
 
@@ -134,8 +135,8 @@ class BoundFlow(Protocol):
         ...
 
     @property
-    def policy(self) -> Any:
-        """The `domain.policy.compiled.Policy` of now; look it up anew for each request."""
+    def policy(self) -> Policy:
+        """The policy of now; look it up anew for each request."""
         ...
 
     @property
