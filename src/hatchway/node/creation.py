@@ -161,15 +161,16 @@ async def bring_up(
                 await vm.resize_disk(record.shape.disk_mib)
             await link.resize_disk(record.shape.disk_mib)
         phases.done("disk")
-    await link.setup(time_ns=time.time_ns())
     record.boot_id = greeting.setup.boot_id or boot_id or link.hello.boot_id
     record.isolation = sandbox.context.driver.isolation
     record.cause, record.reason = None, ""
     sandbox.check_alive(vm)  # the watcher left it to us; no await between here and the record
     sandbox.write(str(State.RUNNING))  # what cannot be recorded would not outlive the next start of the node
+    # Nobody waits for these: what is asked of the guest from now on comes behind them. The greeting may have been on its way for as
+    # long as the machine needed; the clock is right again before anything is started.
+    sandbox.chore(link.setup(time_ns=time.time_ns()))
     if thaw:
-        # Nobody waits for it: what is asked of the guest from now on comes behind it, and it would thaw by itself.
-        sandbox.chore(link.thaw())
+        sandbox.chore(link.thaw())  # it would thaw by itself
     sandbox.publish()
     phases.done("ready")
     await sandbox.context.sessions.link_up(record.sandbox_id, link)

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -274,6 +275,9 @@ class Baker:
             hostname=new_id(),  # of the usual length: another one then changes no file's size
             machine_id=secrets.token_hex(16),
             env={},
+            # As for every sandbox that is made of it: what that walks through is in the baked memory then, not on the disk.
+            boot_id=str(uuid.uuid4()),
+            renew_keys=True,
         )
         link = await connect(vm.agent_socket, fresh=False, vm_ended=vm.ended, setup=setup, within=BOOT_WITHIN_S)
         try:
