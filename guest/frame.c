@@ -25,7 +25,10 @@ uint8_t *frame_space(struct frame_parser *parser, size_t *room)
         parser->end -= parser->start;
         parser->start = 0;
     }
+    size_t have = parser->end - parser->start;
     *room = sizeof parser->buffer - parser->end;
+    if (parser->whole > have && parser->whole - have < *room)
+        *room = parser->whole - have;
     return parser->buffer + parser->end;
 }
 
@@ -60,6 +63,9 @@ static void hunt(struct frame_parser *parser)
 bool frame_next(struct frame_parser *parser, struct frame *frame)
 {
     for (;;) {
+        if (parser->whole > parser->end - parser->start)
+            return false;
+        parser->whole = 0;
         hunt(parser);
         const uint8_t *header = parser->buffer + parser->start;
         size_t have = parser->end - parser->start;
@@ -73,8 +79,10 @@ bool frame_next(struct frame_parser *parser, struct frame *frame)
             continue;
         }
         size_t whole = FRAME_HEADER + (size_t)length + FRAME_TRAILER;
-        if (have < whole)
+        if (have < whole) {
+            parser->whole = whole;
             return false;
+        }
         parser->start += whole;
         if (memcmp(header + FRAME_HEADER + length, TRAILER, FRAME_TRAILER) != 0) {
             parser->dropped += whole;

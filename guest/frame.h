@@ -21,11 +21,13 @@ struct frame {
 /* Zero-initialised is ready for use. */
 struct frame_parser {
     size_t start, end; /* octets in buffer[start..end) are not consumed yet */
+    size_t whole;      /* length of the frame that begins at start, once its header is there; 0 before */
     uint64_t dropped;  /* octets that belonged to no good frame */
     uint8_t buffer[PARSER_BUFFER];
 };
 
-/* Where to put the next octets; *room is at least 1 after frame_next() returned false. */
+/* Where to put the next octets; *room is at least 1 after frame_next() returned false. It ends with the frame that is under way, so that
+   the next one begins at the start of the buffer and nothing has to be moved there. */
 uint8_t *frame_space(struct frame_parser *parser, size_t *room);
 
 /* Says that count octets were put at frame_space(). */

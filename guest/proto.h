@@ -147,9 +147,9 @@ enum {
     OUTPUT_FRAME_DATA = 65536 - FRAME_HEADER - FRAME_TRAILER - 16, /* two writes to the port, which takes 32 KiB in one */
     OUTPUT_BYTES = 8 * OUTPUT_FRAME_DATA, /* kept per output stream */
     OUTPUT_POOL_BYTES = 16 << 20,    /* kept over all processes */
-    INPUT_BYTES = 256 << 10,         /* buffered per process, while INPUT_POOL_LARGE lasts */
+    INPUT_BYTES = 512 << 10,         /* buffered per process, while INPUT_POOL_LARGE lasts */
     INPUT_BYTES_SMALL = 8 << 10,     /* for the processes after that */
-    INPUT_POOL_LARGE = 4 << 20,
+    INPUT_POOL_LARGE = 8 << 20,
     FLOOD_PIPE = 256 << 10,          /* what the pipe of a stream holds once much goes through it */
 };
 

@@ -21,6 +21,8 @@ enum {
     INPUT_CHUNKS = LARGE_INPUTS * (INPUT_BYTES / CHUNK + 1) + MAX_PLACES * (INPUT_BYTES_SMALL / CHUNK + 1),
 };
 
+_Static_assert(INPUT_BYTES <= (RING_CHUNKS - 1) * CHUNK, "a ring holds what is granted, wherever in a chunk it begins");
+
 static struct pool output_pool, input_pool;
 static unsigned large_inputs; /* processes whose grant is INPUT_BYTES */
 static unsigned starved;      /* outputs that wait for the pool */

@@ -21,6 +21,8 @@ from hatchway.wire.channel import FIRST_OWN_NUMBER, MAX_DATA, encode_input
 
 WINDOW = 256 * 1024
 """Octets of each output of a stream that wait on the host at most; what the agent keeps of one on its side."""
+AHEAD = 512 * 1024
+"""Octets of the input that the agent has not taken yet, at most: what it takes ahead of its program (INPUT_BYTES of guest/proto.h)."""
 MAX_STREAMS = 256
 """Streams of one sandbox at one time, those that are being closed included."""
 
@@ -85,7 +87,7 @@ class Stream:
         if data:
             self._outbox += data
             self._give()
-            await self._taken(WINDOW)
+            await self._taken(AHEAD)
 
     async def write_eof(self) -> None:
         """See `GuestStream`. That nobody reads any more is no error here."""
