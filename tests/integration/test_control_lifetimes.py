@@ -283,3 +283,23 @@ async def test_what_is_older_than_the_project_allows_is_deleted_with_the_reason(
     assert (said["subject"], said["data"]["why"]) == (sandbox["id"], "max_suspended")
     (said,) = await events(service, "snapshot.expired")
     assert said["data"]["why"] == "max_age"
+
+
+async def test_an_export_that_is_older_than_the_project_allows_is_deleted_here_and_on_its_node(
+    service: Service, node: NodeDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hatchway.control.lifetimes.SWEEP_EVERY_S", 0.2)
+    sandbox, wait = await service.create(), {"prefer": "wait=20"}
+    path = f"/v1/sandboxes/{sandbox['id']}"
+    await service.http.post(f"{path}/stop", headers=wait)
+    made = await service.http.post(f"{path}/export", json={}, headers=wait)
+    export = made.json()["operation"]["result"]["export"]
+    await bound(service, caps={"export_s": 1})
+    (said,) = await events(service, "export.expired")
+    assert (said["subject"], said["data"]["why"]) == (export, "max_age")
+    assert (await service.http.get(f"/v1/exports/{export}")).status_code == 404
+    await until(lambda: _true(export not in node.exports))
+    await bound(service, caps={"export_s": 60})
+    began = time.time()
+    again = await service.http.post(f"{path}/export", json={}, headers=wait)
+    assert began + 50 < again.json()["operation"]["result"]["expires_at"] < time.time() + 61

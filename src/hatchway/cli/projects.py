@@ -21,7 +21,7 @@ QUOTAS = (
     "sessions",
     "creates_per_minute",
 )
-CAPS = ("vcpus", "memory_mib", "disk_mib", "timeout_s", "suspended_s", "snapshot_s")
+CAPS = ("vcpus", "memory_mib", "disk_mib", "timeout_s", "suspended_s", "snapshot_s", "export_s")
 
 Name = Annotated[str, typer.Argument(metavar="PROJECT", help="Its name.", show_default=False)]
 Quota = Annotated[

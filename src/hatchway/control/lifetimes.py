@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 
 from hatchway.control.engine import Engine
-from hatchway.control.nodes import Nodes
+from hatchway.control.nodes import Nodes, quietly
 from hatchway.domain import lifetimes as rules
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifetimes import Why
-from hatchway.storage import automatic, lifetimes
+from hatchway.storage import automatic, exports, lifetimes
 from hatchway.storage.accepting import Accepted
 from hatchway.storage.database import Database
 from hatchway.storage.rows import SandboxRow
-from hatchway.wire.node import Activities, ActivityRequest
+from hatchway.wire.node import Activities, ActivityRequest, Empty, ExportRef
 
 EVERY_S = 0.5
 SWEEP_EVERY_S = 20.0
@@ -136,3 +136,13 @@ class Lifetimes:
             if bounds.snapshot_s is not None:
                 while await self._database.write(automatic.delete_snapshots, name, now - bounds.snapshot_s, MAX_DUE):
                     continue
+            if bounds.export_s is not None:
+                await self._delete_exports(name, now - bounds.export_s)
+
+    async def _delete_exports(self, project: str, before: float) -> None:
+        while gone := await self._database.write(exports.delete_older, project, before, MAX_DUE):
+            for one in gone:
+                link = self._nodes.find(one.node_id)
+                if link is not None and link.connected:  # else it removes what is over by itself
+                    ref = ExportRef(export_id=one.id)
+                    await quietly(link.call("export.delete", ref, Empty, within=ASK_WITHIN_S))

@@ -228,7 +228,8 @@ async def signed_export(link: NodeLink, database: Database, request: ExportReque
     written = await link.call("export.make", request, ExportHead, within=COPY_WITHIN_S)
     _, key = await database.read(archive_keys.own)
     signature = sign(key, written.head) if written.head else b""
-    seal = ExportSeal(export_id=request.export_id, signature=signature, kept_s=exports.KEPT_S)
+    kept_s = await database.read(exports.kept_s, request.project)
+    seal = ExportSeal(export_id=request.export_id, signature=signature, kept_s=kept_s)
     return await link.call("export.seal", seal, ExportMade, within=LOOK_WITHIN_S)
 
 

@@ -40,6 +40,8 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How long one may be suspended before it is deleted."""
     snapshot_s: Seconds | None = None
     """How old a snapshot may become before it is deleted."""
+    export_s: Seconds | None = None
+    """How old an export may become before it is deleted, where that is less than the time that it is kept anyway."""
 
 
 class ProjectUsage(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from sqlalchemy import delete as delete_from
 from hatchway.domain.errors import NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import accepting, ending, idempotency, outbox, snapshots
+from hatchway.storage import accepting, automatic, ending, idempotency, outbox, snapshots
 from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.ending import Finished
 from hatchway.storage.idempotency import IdempotencyKey
@@ -119,6 +119,28 @@ def delete(connection: Connection, project: str, export_id: str) -> ExportRow:
     if _move(connection, export_id, "deleted", only=("pending", "ready", "failed")) is not None:
         outbox.append(connection, project, "export.deleted", export_id, {"sandbox": row.sandbox_id})
     return row
+
+
+def kept_s(connection: Connection, project: str) -> float:
+    """For how long an export of the project stays, from when it is whole."""
+    most = automatic.bounds(connection, project).export_s
+    return KEPT_S if most is None else min(KEPT_S, most)
+
+
+def delete_older(connection: Connection, project: str, before: float, limit: int) -> list[ExportRow]:
+    """Deletes the project's exports that were made before that time; returns them. Call again while there are `limit`."""
+    query = (
+        select(exports.c.id)
+        .where(exports.c.project == project, exports.c.created_at < before, exports.c.state == "ready")
+        .limit(limit)
+    )
+    gone = []
+    for one in list(connection.execute(query).scalars()):
+        row = _move(connection, one, "deleted", only=("ready",))
+        if row is not None:
+            outbox.append(connection, project, "export.expired", one, {"sandbox": row.sandbox_id, "why": "max_age"})
+            gone.append(row)
+    return gone
 
 
 def accept_import(
