@@ -21,6 +21,8 @@ KEPT_S = 60.0
 FRESH_S = 2.0
 """How long a connection to the outside is kept for this client's next request; and how long for one that cannot be sent twice."""
 MAX_KEPT = 4
+MAX_HERE = 64 * 1024
+"""Octets of a body that is sent in one go with its head."""
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_RECORDED = 1_024
 
@@ -245,6 +247,8 @@ class _Carrier:
         """Carries it. Raises `HatchwayError` when nothing was answered yet, else `Over`."""
         incoming, going, every = self._incoming, self._going, self._all
         body = incoming.body_here()
+        if body is None and self._scan is not None and 0 < (incoming.head.length or 0) <= MAX_HERE:
+            body = await self._gathered()
         if body and self._scan is not None:
             body = self._scan.take(body) + self._scan.rest()
         if body:
@@ -262,6 +266,17 @@ class _Carrier:
             self._exchange.end()
             if self._line is not None:
                 every.drop(self._line)
+
+    async def _gathered(self) -> bytes:
+        """A small body that has to be looked through: of what is refused for it, not even the head has left."""
+        self._incoming.go_on()
+        pieces = []
+        try:
+            while piece := await self._incoming.piece():
+                pieces.append(piece)
+        except StreamLost as error:
+            raise Over from error
+        return b"".join(pieces)
 
     def _cut_off(self, reason: str) -> None:
         """A later policy does not allow it: ends at once, in the middle."""

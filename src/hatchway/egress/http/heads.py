@@ -210,10 +210,10 @@ def _fields(lines: list[str]) -> Fields:
 
 
 def _new_name(name: str, colon: str) -> str:
-    if not colon:
+    folded = name[:1] in (" ", "\t")
+    if not colon and not folded:
         raise Unclear("a header has no colon")
     if not _NAME.fullmatch(name):
-        folded = name[:1] in (" ", "\t")
         raise Unclear(
             "a header is folded over two lines" if folded else "a header's name has a character that is none of a name"
         )

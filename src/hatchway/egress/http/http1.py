@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from hatchway.domain.errors import HatchwayError, TooSlow
 from hatchway.egress.http import framing, heads, refusals, websocket
-from hatchway.egress.http.exchanges import Exchanges, Over, answer_to
+from hatchway.egress.http.exchanges import MAX_HERE, Exchanges, Over, answer_to
 from hatchway.egress.http.heads import Fields, RequestHead, Unclear, malformed
 from hatchway.egress.http.lines import head_of
 from hatchway.egress.http.seam import Stream, StreamLost
@@ -19,8 +19,6 @@ MIN_RATE = 256
 """Octets a second that a body has to come with on average, once it took `BODY_IDLE_S`."""
 TAKE_WITHIN_S = 60.0
 """How long a client may take nothing of its answer."""
-MAX_HERE = 64 * 1024
-"""Octets of a body that is sent in one go with its head."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_REQUEST = RequestHead("", "/", "1.1", [], None, keep=False)
@@ -76,8 +74,6 @@ class Http1:
 
     async def more(self, within: float) -> bytes:
         """Octets that came, at least one; `b""` at the client's end. Raises `TimeoutError` and `StreamLost`."""
-        if self.client.buffered:
-            return await self.client.read()
         async with asyncio.timeout(within):
             return await self.client.read()
 

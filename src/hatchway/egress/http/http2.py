@@ -19,9 +19,9 @@ import h2.settings
 
 from hatchway.domain.errors import HatchwayError, HeadTooLarge, TooSlow
 from hatchway.egress.http import heads, refusals
-from hatchway.egress.http.exchanges import Exchanges, Over, answer_to
+from hatchway.egress.http.exchanges import MAX_HERE, Exchanges, Over, answer_to
 from hatchway.egress.http.heads import Fields, RequestHead, Unclear
-from hatchway.egress.http.http1 import BODY_IDLE_S, HEAD_WITHIN_S, IDLE_S, MAX_HERE, MIN_RATE, TAKE_WITHIN_S
+from hatchway.egress.http.http1 import BODY_IDLE_S, HEAD_WITHIN_S, IDLE_S, MIN_RATE, TAKE_WITHIN_S
 from hatchway.egress.http.seam import Stream, StreamLost
 
 MAX_STREAMS = 64
@@ -176,7 +176,7 @@ class Http2:
     async def _read_on(self) -> None:
         first = True
         while not self._over:
-            if self.client.buffered or self.streams:
+            if self.streams:
                 data = await self.client.read()
             else:
                 try:

@@ -156,8 +156,6 @@ class Line:
         return no_answer(why)
 
     async def _read(self, within: float) -> bytes:
-        if self.stream.buffered:
-            return await self.stream.read()
         try:
             async with asyncio.timeout(within):
                 return await self.stream.read()
