@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from tests.support.http_flow import ALL, HOST, OK, Played, PlayedFlow, PlayedStream, answering, policy_of, rule, say
 
 from hatchway.egress.http import http1
 from hatchway.egress.http.seam import FlowError
-from tests.support.http_flow import ALL, HOST, OK, Played, PlayedFlow, PlayedStream, answering, policy_of, rule, say
 
 GET = b"GET /a HTTP/1.1\r\nHost: index.example\r\n\r\n"
 
