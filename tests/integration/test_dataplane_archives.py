@@ -17,9 +17,12 @@ from hatchway.node.artifacts import sealed
 from hatchway.node.artifacts.spool import MAX_UPLOADS, Entry, Spool
 from hatchway.node.dataplane.app import make_app
 from hatchway.node.dataplane.archives import Archives
+from hatchway.node.dataplane.limits import PlaneLimits
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.wire.node import Configure, TokenKey
 from hatchway.wire.tokens import Signer
+
+LIMITS = PlaneLimits(client_grace_s=0.2)
 
 
 class Stand:
@@ -33,8 +36,8 @@ class Stand:
         self.archives = Archives(Spool(folder / "exports"), Spool(folder / "uploads"))
         for spool in (self.archives.exports, self.archives.uploads):
             spool.load()
-        app = make_app(cast(Any, None), self.tokens, cast(Any, None), archives=self.archives)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://node.test")
+        self.app = make_app(cast(Any, None), self.tokens, cast(Any, None), archives=self.archives, limits=LIMITS)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://node.test")
         self.octets = os.urandom(300_000)
         self.export = new_id()
         self.archives.exports.path(self.export, ".new").write_bytes(self.octets)
@@ -161,3 +164,29 @@ def test_what_was_not_finished_is_gone_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "stray").write_bytes(b"")
     Spool(tmp_path).load()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{whole}.archive", f"{whole}.json"]
+
+
+async def test_an_export_is_not_kept_open_by_who_takes_nothing(stand: Stand) -> None:
+    path = f"/v1/exports/{stand.export}/content"
+    headers = [(name.encode(), value.encode()) for name, value in stand.right(stand.export).items()]
+    aborted, taken = asyncio.Event(), []
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+        taken.append(message["status"])
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": headers,
+        "extensions": {"hatchway.abort": aborted.set},
+    }
+    await asyncio.wait_for(stand.app(scope, receive, send), 20)
+    assert (taken, aborted.is_set()) == ([200], True)

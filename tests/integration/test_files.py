@@ -645,3 +645,31 @@ async def test_a_node_that_was_killed_leaves_no_program_behind(files: Client) ->
         await files.plane.restart_node()
     await until_none_runs(files.plane)
     ok(await files.get("stat", path=path))
+
+
+async def test_a_client_that_stands_still_is_broken_off_and_its_program_ended(opened: Opener, tmp_path: Path) -> None:
+    files = Client(await opened(plane={"client_grace_s": 0.3}), tmp_path)
+    path = files.folder / "large"
+    with path.open("wb") as file:
+        file.truncate(300 * 2**20)
+    host, port = files.plane.url.removeprefix("http://").split(":")
+    for verb in ("content", "archive"):
+        reader, writer = await asyncio.open_connection(host, int(port), limit=2**10)
+        target = f"/v1/sandboxes/{files.plane.sandbox_id}/files/{verb}?path={path}"
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {files.token}\r\n\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await until_none_runs(files.plane)  # nothing is read meanwhile
+        got = 0
+        while piece := await reader.read(2**20):
+            got += len(piece)
+        assert got < 300 * 2**20
+        writer.close()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    target = f"/v1/sandboxes/{files.plane.sandbox_id}/files/content?path={files.folder}/new"
+    head = f"PUT {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {files.token}\r\nContent-Length: 100\r\n\r\n"
+    writer.write(head.encode() + b"some")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+    assert b"body_too_slow" in await reader.read(4096)
+    writer.close()
+    await until_none_runs(files.plane)
+    assert not (files.folder / "new").exists()

@@ -3,6 +3,7 @@
 import asyncio
 import http
 from collections.abc import Callable
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
@@ -15,6 +16,9 @@ MAX_HEAD = 64 * 1024
 """Octets of request line and headers; a client that sends more is answered 431 and cut off."""
 HEAD_WITHIN_S = 30.0
 """How long a head may take from its first octet on, and a fresh connection until it sends one."""
+
+ABORT = "hatchway.abort"
+"""Among the extensions of a request's scope: breaks its connection off, with what waits to be sent. Closing waits for a client that stands still."""
 
 _SLICE = 16 * 1024
 """Octets that are parsed before it is looked whether others wait."""
@@ -72,6 +76,7 @@ class BoundedHead(HttpToolsProtocol):
         self._pieces += 1
         self._received, self._head, self._in_head = 0, 0, True
         super().on_message_begin()
+        self.scope["extensions"] = cast(Any, {ABORT: self.transport.abort})
 
     def on_url(self, url: bytes) -> None:
         """A piece of its target."""

@@ -24,6 +24,7 @@ from hatchway.node.artifacts import sealed
 from hatchway.node.artifacts.spool import Spool
 from hatchway.node.dataplane import requests
 from hatchway.node.dataplane.files.content import Range, parse_range
+from hatchway.node.dataplane.pace import Pace
 from hatchway.node.dataplane.plane import Plane
 from hatchway.node.dataplane.requests import ClientGone, Departure
 from hatchway.node.dataplane.tokens import may_use_sandbox, may_use_scope
@@ -111,6 +112,8 @@ class Download(_Endpoint):
         if partial:
             headers.append((b"content-range", b"bytes %d-%d/%d" % (first, last, size)))
 
+        send = Pace(self._plane.limits).sending(scope, send)
+
         async def work() -> None:
             gone = asyncio.Event()
             departure = Departure(receive, gone.set)
@@ -153,7 +156,7 @@ class Upload(_Endpoint):
             nonlocal offset
             held = bytearray()
             try:
-                async for chunk in request.stream():
+                async for chunk in Pace(self._plane.limits).receiving(request.stream()):
                     held += chunk
                     if len(held) >= PIECE:
                         offset = await self._append(claims, upload_id, offset, held)

@@ -39,4 +39,8 @@ class PlaneLimits:
     """How long a client's connection is kept for its next request."""
     port_spare_s: float = 10.0
     """How long a connection to a port is kept for the next request of the same client."""
+    client_rate: int = 1_024
+    """Octets a second that a client has to take of an answer with files or archives, or to give of such a body."""
+    client_grace_s: float = 300.0
+    """How long it may stand still in all, or be slower than that, before it is cut off."""
     ping_s: float = 15.0

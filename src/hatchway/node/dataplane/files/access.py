@@ -17,6 +17,7 @@ from hatchway.node.dataplane import requests, tokens
 from hatchway.node.dataplane.files.failures import too_many
 from hatchway.node.dataplane.files.limits import FileLimits
 from hatchway.node.dataplane.files.query import Query
+from hatchway.node.dataplane.pace import Pace, too_long
 from hatchway.node.dataplane.plane import Plane
 from hatchway.node.guest.seam import GuestLink
 from hatchway.wire.tokens import Claims
@@ -45,7 +46,8 @@ class Files:
         claims = self.plane.tokens.check(request.headers.get("authorization"))
         tokens.may_use_sandbox(claims, sandbox_id, self.plane.guests.project_of(sandbox_id))
         tokens.may_use_scope(claims, SCOPE)
-        return Call(self, scope, receive, send, claims, sandbox_id, Query(scope, known))
+        pace = Pace(self.plane.limits)
+        return Call(self, scope, receive, pace.sending(scope, send), claims, sandbox_id, Query(scope, known), pace)
 
     @contextmanager
     def counted(self, sandbox_id: str, *, watch: bool = False) -> Iterator[None]:
@@ -80,6 +82,8 @@ class Call:
     claims: Claims
     sandbox_id: str
     query: Query
+    pace: Pace
+    """How fast the client has to be; its answer is bound to it."""
 
     @property
     def link(self) -> GuestLink:
@@ -102,6 +106,21 @@ class Call:
         """Answers with JSON."""
         response = Response(msgspec.json.encode(value), status, media_type="application/json")
         await response(self.scope, self.receive, self.send)
+
+    async def download(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does `work`, an answer that may take as long as one transfer may. Raises what `present` does, and `client_too_slow`."""
+
+        async def bounded() -> None:
+            try:
+                async with asyncio.timeout(self.limits.transfer_s):
+                    await work
+            except TimeoutError:
+                raise too_long(self.limits.transfer_s) from None
+
+        try:
+            await self.present(bounded())
+        finally:
+            work.close()
 
     async def present(
         self,

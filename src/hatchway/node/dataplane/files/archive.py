@@ -39,7 +39,7 @@ class Archive:
             await self._put(self._files.call(scope, receive, send, (*PATH, "format", "parents", "owners")))
         else:
             call = self._files.call(scope, receive, send, (*PATH, "format"))
-            await call.present(self._get(call, Request(scope)))
+            await call.download(self._get(call, Request(scope)))
 
     async def _get(self, call: Call, request: Request) -> None:
         kind = call.query.one_of("format", FORMATS) or "tar"

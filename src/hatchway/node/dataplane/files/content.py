@@ -62,7 +62,7 @@ class Content:
             await self._put(self._files.call(scope, receive, send, (*PATH, "mode", "parents")))
         else:
             call = self._files.call(scope, receive, send, PATH)
-            await call.present(self._get(call, Request(scope)))
+            await call.download(self._get(call, Request(scope)))
 
     async def _get(self, call: Call, request: Request) -> None:
         wanted = parse_range(request) if request.method == "GET" else None

@@ -34,7 +34,7 @@ async def upload(call: Call, operation: str, arguments: Sequence[Argument], kind
             async with run(link, operation, arguments, user=user, limits=call.limits, upload=True) as program:
                 try:
                     async with asyncio.timeout(within):
-                        feeding = _both(program, through(body.chunks()), kind, call.limits.work_s)
+                        feeding = _both(program, through(call.pace.receiving(body.chunks())), kind, call.limits.work_s)
                         return await call.held(feeding, departed=body.departed)
                 except TimeoutError:
                     raise answers.no_answer(within) from None
