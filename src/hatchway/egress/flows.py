@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 PEEK_WITHIN_S = 5.0
 """For the first octets, and for the whole ClientHello."""
+DENIED_PEEK_WITHIN_S = 2.0
+"""For the first octets of a connection that is denied anyway."""
+MAX_METHOD = 20
 ASK_WITHIN_S = 120.0
 DENIED_WITHIN_S = 15.0
 """For telling a client why its connection is denied."""
@@ -251,26 +254,25 @@ class Flow:
         return self.gateway.policy.connect(asked, self.gateway.now())
 
     async def _refuse(self, client: TcpStream, verdict: Verdict) -> None:
-        """The connection is denied. Where its name is one that the guest's authority covers, its client hears why in HTTP."""
-        denied = Denied(verdict.reason, verdict.explanation, verdict, tls.ACCESS_DENIED)
-        if self.host == self.address or not self.gateway.covers(self.host):
-            raise denied
+        """The connection is denied. A client that speaks HTTP hears why: inside TLS where the guest's authority covers the name, else by an alert."""
+        if self.host == self.address:
+            raise Denied(verdict.reason, verdict.explanation, verdict)
         self._count_denied(verdict.reason)
-        self._record_denied(denied)
+        self._record_denied(Denied(verdict.reason, verdict.explanation, verdict))
         try:
             async with asyncio.timeout(DENIED_WITHIN_S):
-                hello = await self._hello(client)
+                hello = await self._hello(client, DENIED_PEEK_WITHIN_S)
                 stream: Stream = client
                 if hello is not None:
+                    if not self.gateway.covers(self.host):
+                        raise Denied(verdict.reason, verdict.explanation, verdict, tls.ACCESS_DENIED)
                     self._check_name(hello)
                     self.tls = True
                     stream = await self._client_tls(client, ("http/1.1",))
                 await self.gateway.http.refuse(stream, self, verdict)
                 stream.close()
         except Denied as worse:
-            if worse.alert is not None:
-                client.write(tls.alert(worse.alert))
-            client.close()
+            _end_denied(client, worse)
 
     async def _tls_rule(self, client: TcpStream, verdict: Verdict) -> None:
         """A rule for TLS with whatever inside: passed through as it is, or ended here and begun anew."""
@@ -343,16 +345,19 @@ class Flow:
 
     # -- the client's first octets
 
-    async def _hello(self, client: TcpStream) -> ClientHello | None:
+    async def _hello(self, client: TcpStream, within: float | None = None) -> ClientHello | None:
         """Reads the ClientHello and puts it back; None where the client speaks no TLS but may speak HTTP. Raises `Denied`."""
         data = b""
+        within = PEEK_WITHIN_S if within is None else within
         try:
-            async with asyncio.timeout(PEEK_WITHIN_S):
+            async with asyncio.timeout(within):
                 while True:
                     came = await client.read()
                     data += came
                     if data[:1] and data[0] in _UPPER:
-                        return None
+                        if self._begins_with_method(data) or not came:
+                            return None
+                        continue
                     try:
                         hello = client_hello.parse(data)
                     except Malformed as error:
@@ -368,10 +373,17 @@ class Flow:
                         raise Denied("hello_malformed", "the connection ended in the middle of the ClientHello")
         except TimeoutError:
             raise Denied(
-                "peek_timeout", f"the client did not speak first within {PEEK_WITHIN_S:.0f} s", self.verdict
+                "peek_timeout", f"the client did not speak first within {within:.0f} s", self.verdict
             ) from None
         finally:
             client.unread(data)
+
+    def _begins_with_method(self, data: bytes) -> bool:
+        """Whether a method of HTTP is here; False: it may become one. Raises `Denied` for what is another protocol's beginning."""
+        method, space, _ = data[: MAX_METHOD + 1].partition(b" ")
+        if not _UPPER.issuperset(method) or (not space and len(method) > MAX_METHOD):
+            raise Denied("protocol_mismatch", "this is neither TLS nor HTTP", self.verdict)
+        return bool(space)
 
     def _check_name(self, hello: ClientHello) -> None:
         if hello.server_name is None:
@@ -403,11 +415,7 @@ class Flow:
     def _deny(self, client: TcpStream, denied: Denied) -> None:
         self._count_denied(denied.reason)
         self._record_denied(denied)
-        if denied.alert is None or client.lost:
-            client.abort()
-        else:
-            client.write(tls.alert(denied.alert))
-            client.close()
+        _end_denied(client, denied)
 
     def _count_denied(self, reason: str) -> None:
         self.gateway.counts.deny(reason)
@@ -534,13 +542,13 @@ class Flow:
                 asked, ASK_WITHIN_S if verdict.ask is None else verdict.ask.timeout, gateway.policy.limits.pending_ask
             )
         )
-        client.when_lost(lambda: _cancel(holding))
+        client.when_ended(lambda: _cancel(holding))
         try:
             answer = await holding
         except TooManyAsks as error:
             raise FlowError("limit", f"{error}; try again when they are decided", 429) from error
         except asyncio.CancelledError:
-            if client.lost and not self._cut:
+            if client.ended and not self._cut:
                 return False
             holding.cancel()
             raise
@@ -559,6 +567,15 @@ class Flow:
         counts = self.gateway.counts
         counts.bytes_in += into
         counts.bytes_out += out
+
+
+def _end_denied(client: TcpStream, denied: Denied) -> None:
+    """An alert for who speaks TLS, RST for everybody else."""
+    if denied.alert is None or client.lost:
+        client.abort()
+    else:
+        client.write(tls.alert(denied.alert))
+        client.close()
 
 
 def _way(verdict: Verdict) -> tuple[object, ...]:

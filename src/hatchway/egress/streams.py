@@ -40,6 +40,7 @@ class TcpStream(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._relay: _Relay | None = None
         self._on_lost: list[Callable[[], None]] = []
+        self._on_ended: list[Callable[[], None]] = []
         self.bytes_in = 0
         self.bytes_out = 0
 
@@ -74,6 +75,7 @@ class TcpStream(asyncio.Protocol):
         """Part of asyncio's protocol."""
         self._ended = True
         self._wake_reader()
+        self._tell_ended()
         if self._linger is not None:
             self._finish()
         elif self._relay is not None:
@@ -107,6 +109,7 @@ class TcpStream(asyncio.Protocol):
         called, self._on_lost = self._on_lost, []
         for callback in called:
             callback()
+        self._tell_ended()
 
     # -- Stream
 
@@ -203,6 +206,23 @@ class TcpStream(asyncio.Protocol):
             callback()
         else:
             self._on_lost.append(callback)
+
+    @property
+    def ended(self) -> bool:
+        """The peer sends no more, whether it reads still or not."""
+        return self._ended or self._lost
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Calls back once when `ended`, at once when it is already."""
+        if self.ended:
+            callback()
+        else:
+            self._on_ended.append(callback)
+
+    def _tell_ended(self) -> None:
+        called, self._on_ended = self._on_ended, []
+        for callback in called:
+            callback()
 
     def stop_reading(self) -> None:
         """The peer is not read until `go_on_reading`."""

@@ -151,7 +151,7 @@ class BoundFlow(Protocol):
     async def ask(self, verdict: Verdict, request: Request) -> bool:
         """Holds a request whose verdict is `ask`, until somebody decides or its time is over. False: it is denied.
 
-        Answered at once where an earlier answer still holds. False also when the client went away. The asked decision is recorded here.
+        Answered at once where an earlier answer still holds. False also when the client went away, which the end of what it sends counts as here. The asked decision is recorded here.
         """
         ...
 
