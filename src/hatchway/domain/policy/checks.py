@@ -187,6 +187,7 @@ def _ports(rule: Rule, place: Place) -> Iterator[Finding]:
         return
     if not rule.ports and protocol_of(rule) is Protocol.TCP:
         yield (*place, "ports"), "missing_key", "A rule for `tcp` names its ports.", "Add `ports`."
+        return
     ports = ports_of(rule)
     if DNS_PORT in ports:
         yield (

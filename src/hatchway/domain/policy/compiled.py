@@ -100,7 +100,7 @@ class Policy:
         return self._without_rule(f"{host} could be reached", now, Protocol.HTTP, TlsMode.INTERCEPT, later=True)
 
     def connect(self, flow: Flow, now: float) -> Verdict:
-        """Stage 2: a connection. One for HTTP passes when some request might: whether to ask is decided for each request."""
+        """Stage 2: a connection. One for HTTP passes when some request might: rules for HTTP ask for each request, others here."""
         if flow.host is None:
             return self._connect_address(parse_address(flow.address or ""), flow.port, now)
         host, port = flow.host, flow.port
@@ -163,7 +163,7 @@ class Policy:
         if requests:
             tls = TlsMode.INTERCEPT if any(gate.tls is TlsMode.INTERCEPT for gate in requests) else TlsMode.NONE
             chosen = next(gate for gate in requests if gate.tls is tls)
-            return Verdict(
+            seen = Verdict(
                 action=Action.ALLOW,
                 reason="observed" if lifted else "allowed",
                 observed=lifted,
@@ -175,6 +175,8 @@ class Policy:
                 ),
                 terms=chosen.terms,
             )
+            asking = _first(gate for gate in passing if gate.action is Action.ASK and gate.protocol not in HTTP_FAMILY)
+            return seen if asking is None else _asked(seen, asking, {"host": key[0], "port": str(key[1])})
         least = min(_opacity(gate) for gate in passing)
         alike = [gate for gate in passing if _opacity(gate) == least]
         hidden = _first(gate for gate in active if gate.conditional and not now < gate.observe_until)

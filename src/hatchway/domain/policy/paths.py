@@ -65,8 +65,6 @@ def _canonical_segment(raw: str) -> str:
         if raw in (".", ".."):
             raise PathRefused("it has a dot segment")
         return raw
-    if _TWICE.search(raw):
-        raise PathRefused("it has an escape of an escape")
     made: list[str] = []
     at = 0
     while at < len(raw):
@@ -84,6 +82,8 @@ def _canonical_segment(raw: str) -> str:
         made.append(letter if letter in _UNRESERVED or letter in _MAY_STAND else f"%{ord(letter):02X}")
         at += 1
     segment = "".join(made)
+    if _TWICE.search(segment):
+        raise PathRefused("it has an escape of an escape")
     for part in segment.split("%2F"):
         _require_plain(part)
     if segment.startswith("%2F") or segment.endswith("%2F") or "%2F%2F" in segment:
