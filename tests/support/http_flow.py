@@ -32,7 +32,8 @@ class PlayedStream:
 
     def feed(self, data: bytes) -> None:
         """Octets arrive."""
-        self._chunks.append(data)
+        if data:
+            self._chunks.append(data)
         self._wake()
 
     def feed_end(self) -> None:

@@ -43,6 +43,7 @@ class Http1:
                 head = await self._head()
                 if head is None:
                     return
+                head.keep = head.keep and head.upgrade != "websocket"
                 incoming = Incoming1(self, head)
             except HatchwayError as error:
                 await self._refuse_unread(error)

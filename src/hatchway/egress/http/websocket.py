@@ -52,9 +52,13 @@ async def serve(connection: "Http1", incoming: "Incoming1") -> None:
     exchanges = connection.exchanges
     going: Going | None = None
     try:
-        key, offered = _handshake(incoming.head)
+        try:
+            key, offered = _handshake(incoming.head)
+        except HatchwayError as error:
+            exchanges.record_unread(error)
+            raise
         going = await exchanges.decide(incoming)
-        if going.verdict.protocol is not Protocol.WEBSOCKET:
+        if going.verdict.protocol is not Protocol.WEBSOCKET and not going.verdict.observed:
             raise Forbidden(
                 "websocket_not_allowed",
                 "The rule that the request falls under is for single requests, not for WebSockets.",
