@@ -100,6 +100,7 @@ enum field_tag {
     F_PROCESSES = 55,
     F_LOAD1_MILLI = 56,
     F_LIMIT_FSIZE = 57,
+    F_CA = 58,
 };
 
 enum spawn_flag { SPAWN_STDIN = 1, SPAWN_PTY = 2, SPAWN_MERGE = 4, SPAWN_BUILTIN = 8 };
@@ -136,6 +137,7 @@ enum {
     MAX_HOSTNAME = 64,
     BOOT_ID_LENGTH = 36,
     MAX_ENTROPY = 512,
+    MAX_CA = 16384,
     MAX_FREEZE_MS = 60000,
     MAX_GROUPS = 64,
     MAX_HOST = 64,

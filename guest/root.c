@@ -14,6 +14,7 @@
 #include "init.h"
 #include "power.h"
 #include "setup.h"
+#include "trust.h"
 
 #define ROOT "/hw/root"
 
@@ -129,11 +130,14 @@ void init_root(void)
     must_mount("sys", ROOT "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
     must_mount("cgroup2", ROOT "/sys/fs/cgroup", "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, NULL);
     must_mount("run", ROOT "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=10%");
+    make_folder(ROOT "/run/hatchway", 0755);
+    must_mount("trust", ROOT "/run/hatchway", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=755,size=3m");
     make_folder(ROOT "/run/lock", 01777);
     chmod(ROOT "/run/lock", 01777);
     lay_out_dev();
     put_resolver();
     setup_lay_out();
+    trust_lay_out();
     make_namespace();
     say("root: ready");
 }

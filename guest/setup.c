@@ -22,6 +22,7 @@
 #include "init.h"
 #include "loop.h"
 #include "proto.h"
+#include "trust.h"
 
 enum { MAX_ENV_BYTES = 256 << 10, MAX_HOSTS_FILE = 64 << 10, SMALL_ENV = 16 << 10 };
 
@@ -473,11 +474,11 @@ static void done_keys(unsigned context, int error)
 void setup_request(uint32_t request, const uint8_t *payload, size_t length)
 {
     struct field_reader reader = fields_of(payload, length);
-    struct field field, entropy = {0};
+    struct field field, entropy = {0}, ca = {0};
     uint64_t time_ns = 0;
     uint32_t flags = 0;
     char hostname[MAX_HOSTNAME + 1] = "", machine_id[33] = "", boot_id[BOOT_ID_LENGTH + 1] = "";
-    bool env = false, fine = true;
+    bool env = false, authority = false, fine = true;
     while (field_next(&reader, &field)) {
         switch (field.tag) {
         case F_TIME_NS: fine &= field_u64(&field, &time_ns) && time_ns > 0; break;
@@ -486,6 +487,11 @@ void setup_request(uint32_t request, const uint8_t *payload, size_t length)
         case F_HOSTNAME: fine &= field_text(&field, hostname, sizeof hostname) && valid_hostname(hostname); break;
         case F_MACHINE_ID: fine &= field_text(&field, machine_id, sizeof machine_id) && valid_machine_id(machine_id); break;
         case F_BOOT_ID: fine &= field_text(&field, boot_id, sizeof boot_id) && valid_boot_id(boot_id); break;
+        case F_CA:
+            fine &= trust_valid((const char *)field.value, field.length);
+            ca = field;
+            authority = true;
+            break;
         case F_ENV:
             fine &= field.length > 0 && !memchr(field.value, 0, field.length) && memchr(field.value, '=', field.length);
             env = true;
@@ -517,6 +523,8 @@ void setup_request(uint32_t request, const uint8_t *payload, size_t length)
             error = put_machine_id(machine_id);
         if (!error && boot_id[0] && (what = "boot id", 1))
             error = put_boot_id(boot_id);
+        if (!error && authority && (what = "trust store", 1))
+            error = trust_set((const char *)ca.value, ca.length);
         if (!error && flags & SETUP_RENEW_KEYS && !keys_under_way && has_host_keys()) {
             what = "host keys";
             int started = helper_run(work_keys, agent.mount_ns_fd, done_keys, 0);

@@ -17,6 +17,7 @@
 #include "channel.h"
 #include "job.h"
 #include "stream.h"
+#include "trust.h"
 
 enum { EXTRA_ENV = 8 };
 
@@ -83,7 +84,9 @@ static struct job *prepare(const struct spawn_request *request, const struct acc
 {
     size_t base_octets = 0;
     unsigned base = count_strings(request->env_base, &base_octets);
-    size_t pointers = (size_t)request->args + 2 + request->envs + base + EXTRA_ENV + 2;
+    const char *const *trusts = trust_environment();
+    unsigned trusted = count_strings(trusts, &base_octets);
+    size_t pointers = (size_t)request->args + 2 + request->envs + base + trusted + EXTRA_ENV + 2;
     size_t octets = sizeof(struct job) + pointers * sizeof(char *) + request->string_bytes + request->args + request->envs +
                     base_octets + sizeof(struct account) + sizeof DEFAULT_PATH + MAX_PATH + 256;
     if (job_octets + octets > MAX_SPAWN_BYTES)
@@ -108,6 +111,8 @@ static struct job *prepare(const struct spawn_request *request, const struct acc
     envs = set_default(job->envp, envs, &text, "SHELL", account->shell);
     if (request->flags & SPAWN_PTY)
         envs = set_default(job->envp, envs, &text, "TERM", "xterm-256color");
+    for (unsigned i = 0; i < trusted; i++)
+        envs = set(job->envp, envs, take(&text, trusts[i], strlen(trusts[i])));
     for (unsigned i = 0; i < base; i++)
         envs = set(job->envp, envs, take(&text, request->env_base[i], strlen(request->env_base[i])));
     struct field_reader reader = fields_of(request->payload, request->length);

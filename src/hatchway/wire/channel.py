@@ -160,11 +160,13 @@ def setup_fields(
     machine_id: str | None = None,
     boot_id: str | None = None,
     renew_keys: bool = False,
+    ca: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[tuple[Tag, int | str | bytes]]:
     """Returns the fields of a SETUP; `env` (also when empty) replaces the sandbox's environment, None leaves it.
 
-    `renew_keys`: the host keys of ssh, where there are any, are made anew before the answer.
+    `renew_keys`: the host keys of ssh, where there are any, are made anew before the answer. `ca`: certificates in PEM that the sandbox trusts beside the template's, none
+    when empty; None leaves them.
     """
     fields: list[tuple[Tag, int | str | bytes]] = []
     if time_ns is not None:
@@ -177,6 +179,8 @@ def setup_fields(
         fields.append((Tag.MACHINE_ID, machine_id))
     if boot_id is not None:
         fields.append((Tag.BOOT_ID, boot_id))
+    if ca is not None:
+        fields.append((Tag.CA, ca))
     flags = (1 if env is not None else 0) | (2 if renew_keys else 0)
     if flags:
         fields.append((Tag.FLAGS, flags))

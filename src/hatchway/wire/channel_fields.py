@@ -74,6 +74,7 @@ class Tag(enum.IntEnum):
     PROCESSES = 55
     LOAD1_MILLI = 56
     LIMIT_FSIZE = 57
+    CA = 58
 
 
 class Kind(enum.Enum):
@@ -97,6 +98,7 @@ _TEXT: Final = {
     Tag.USER,
     Tag.KEY,
     Tag.HOST,
+    Tag.CA,
 }
 _U32: Final = {
     Tag.VERSION,
@@ -139,6 +141,7 @@ _LENGTHS: Final[dict[int, tuple[int, int]]] = {
     int(Tag.ENTROPY): (0, 512),
     int(Tag.HOSTNAME): (0, 64),
     int(Tag.MACHINE_ID): (32, 32),
+    int(Tag.CA): (0, 16_384),
 }
 """Shortest and longest value in octets, where a tag has such bounds."""
 

@@ -105,9 +105,10 @@ class Link:
         hostname: str | None = None,
         machine_id: str | None = None,
         env: Mapping[str, str] | None = None,
+        ca: str | None = None,
     ) -> None:
         """See `GuestLink`. The clock is set to `time_ns` plus what passes between this call and the sending."""
-        await self._ask(self._setup_request(Setup(time_ns, entropy, hostname, machine_id, env)))
+        await self._ask(self._setup_request(Setup(time_ns, entropy, hostname, machine_id, env, ca=ca)))
 
     async def ping(self) -> int:
         """See `GuestLink`."""
@@ -308,6 +309,7 @@ class Link:
                 machine_id=setup.machine_id,
                 boot_id=setup.boot_id,
                 renew_keys=setup.renew_keys,
+                ca=setup.ca,
                 env=setup.env,
             )
             return channel.encode_request(FrameType.SETUP, number, fields)

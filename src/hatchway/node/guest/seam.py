@@ -130,6 +130,12 @@ class Setup:
     """What programs in the guest see as the boot's id, where the kernel's is that of a snapshot."""
     renew_keys: bool = False
     """The host keys of ssh, where there are any, are made anew before the answer."""
+    ca: str | None = None
+    """Certificates in PEM, at most 16 KiB, that the sandbox trusts beside its template's; none when empty. None leaves them.
+
+    The system's store has them before the answer, and every process that is started then gets the variables that lead to it
+    (docs/protocols/guest-channel.md); what runs already reads them with its next look.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +212,9 @@ class GuestLink(Protocol):
         hostname: str | None = None,
         machine_id: str | None = None,
         env: Mapping[str, str] | None = None,
+        ca: str | None = None,
     ) -> None:
-        """Gives the guest its clock, randomness, identity and environment, in one request."""
+        """Gives the guest its clock, randomness, identity, environment and authorities, in one request."""
 
     async def ping(self) -> int:
         """Round trip; returns the guest's wall clock in nanoseconds."""
