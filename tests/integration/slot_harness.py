@@ -170,10 +170,11 @@ class Guest:
 
 
 def is_tcp(frame: bytes, source: str, port: int, to_port: int, flags: int) -> bool:
+    at = 14 + 4 * (frame[14] & 15)
     return (
         frame[12:14] == b"\x08\x00"
         and frame[23] == 6
         and frame[26:30] == socket.inet_aton(source)
-        and frame[34:38] == struct.pack("!HH", port, to_port)
-        and frame[47] & 0x17 == flags
+        and frame[at : at + 4] == struct.pack("!HH", port, to_port)
+        and frame[at + 13] & 0x17 == flags
     )

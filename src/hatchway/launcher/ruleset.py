@@ -45,13 +45,17 @@ DROPS = {
 }
 """What the counters are called behind `PREFIX`, and what they count."""
 
+# A tag that the kernel has taken off a frame shows where the frame's type was, and nowhere else: `vlan id` sees those of 802.1Q
+# only. A second one, behind it, shows as the protocol.
+_TAGS = "0x8100, 0x88a8, 0x9100, 0x9200, 0x9300"
+
 _INGRESS = f"""
-	vlan id 0-4095 counter name drop_vlan drop
-	meta protocol {{ vlan, 8021ad, 0x9100, 0x9200 }} counter name drop_vlan drop
+	@ll,96,16 {{ {_TAGS} }} counter name drop_vlan drop
+	meta protocol {{ {_TAGS} }} counter name drop_vlan drop
 	ether saddr != {GUEST_MAC} counter name drop_mac drop
 	meta protocol arp goto check_arp
-	ether daddr != {GATEWAY_MAC} counter name drop_mac drop
 	meta protocol ip6 counter name drop_ipv6 drop
+	ether daddr != {GATEWAY_MAC} counter name drop_mac drop
 	meta protocol != ip counter name drop_ethertype drop
 	ip hdrlength != 5 counter name drop_options drop
 	ip frag-off & 0x3fff != 0 counter name drop_fragment drop
