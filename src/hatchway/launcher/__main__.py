@@ -12,7 +12,7 @@ from hatchway.launcher.cgroups import Cgroups
 from hatchway.launcher.errors import Unfit
 from hatchway.launcher.log import say
 from hatchway.launcher.loop import Loop
-from hatchway.launcher.network import Rules, find_nft
+from hatchway.launcher.network import MODULES, Rules, find_nft
 from hatchway.launcher.options import Options, parse
 from hatchway.launcher.server import Server
 from hatchway.launcher.stock import Stock
@@ -93,7 +93,7 @@ def _rules(shim: str, warnings: list[str]) -> Rules | None:
         rules = Rules(shim, nft)
         if not (why := rules.lack()):
             return rules
-        lack = f"VMs have no network: {why}. The kernel needs nf_tables with its netdev and tproxy parts: modprobe nft_tproxy nft_reject_ipv4 nft_limit"
+        lack = f"VMs have no network: {why}. {MODULES}"
     warnings.append(lack)
     return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.errors import HatchwayError
-from hatchway.launcher import cgroups, devices
+from hatchway.launcher import cgroups, devices, network
 from hatchway.node.images.host import missing_packages
 from hatchway.node.images.store import Images
 from hatchway.node.vmm import choice, firecracker_probe
@@ -81,6 +81,23 @@ def _io_limits(data: Path) -> Finding:
     )
 
 
+def _slots(settings: Settings) -> Finding:
+    """Whether VMs can have a network: a slot is made as the launcher makes one, and thrown away."""
+    if not (nft := network.find_nft()):
+        return Finding(
+            "network slots", "degraded", "nft is not installed: sandboxes have no network.", "apt-get install nftables"
+        )
+    if settings.identity.rootless:
+        return Finding("network slots", "ok", f"{nft}; `hatchway up` tries it in its user namespace.")
+    try:
+        shim = str(libexec("hatchway-shim"))
+    except HatchwayError as error:
+        return Finding("network slots", "degraded", error.cause, error.remedy)
+    if why := network.Rules(shim, nft).lack():
+        return Finding("network slots", "degraded", f"Sandboxes have no network: {why}", network.MODULES)
+    return Finding("network slots", "ok", f"{nft}: namespace, tap, rules and sockets can be made.")
+
+
 def _installation(settings: Settings) -> list[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     findings = [Finding("python", "ok", version)]
@@ -98,6 +115,7 @@ def _installation(settings: Settings) -> list[Finding]:
         )
     else:
         findings.append(Finding("packages", "ok", "everything that builds a template is installed"))
+    findings.append(_slots(settings))
     findings.append(_folder(settings))
     findings += _profile(settings)
     holder = folder.Lock(settings).holder()
