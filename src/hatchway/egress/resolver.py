@@ -9,7 +9,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import dns.asyncresolver
 import dns.exception
@@ -104,21 +103,3 @@ def _server(server: NameServer) -> dns.nameserver.Nameserver:
     if server.name:
         return dns.nameserver.DoTNameserver(server.address, server.port, hostname=server.name)
     return dns.nameserver.Do53Nameserver(server.address, server.port)
-
-
-def servers_of_host(file: Path = Path("/etc/resolv.conf")) -> tuple[NameServer, ...]:
-    """The servers that the host itself asks: addresses alone, nothing else of that file is read."""
-    servers = []
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ()
-    for line in lines:
-        word, _, rest = line.strip().partition(" ")
-        if word != "nameserver":
-            continue
-        try:
-            servers.append(NameServer(str(ipaddress.ip_address(rest.strip()))))
-        except ValueError:
-            log.warning("the name server %r of %s is no address", rest.strip(), file)
-    return tuple(servers[:3])

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 import python_socks
@@ -388,13 +387,3 @@ def _pinned(certificate: bytes, pins: tuple[str, ...]) -> bool:
     public = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     digest = hashlib.sha256(public)
     return bool({digest.hexdigest(), base64.b64encode(digest.digest()).decode()} & set(pins))
-
-
-def proxy_of(url: str) -> UpstreamProxy:
-    """Checks the URL of an upstream proxy. Raises ValueError: a user and password in it would be a secret, which this process must not have."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "socks5") or not parts.hostname or not parts.port:
-        raise ValueError(f"{url!r} is no URL of a proxy such as http://proxy.example:3128")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("the URL of an upstream proxy has a user in it: the gateway holds no secret")
-    return UpstreamProxy(url)

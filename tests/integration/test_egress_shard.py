@@ -1,0 +1,251 @@
+"""A shard as a process: what the node says to it, what it keeps of that, and what is left when it is killed."""
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import dns.rcode
+import msgspec
+import pytest
+from tests.support.egress_fixtures import PORTS, Ground, ground, is_reset, rule, spec
+from tests.support.egress_process import Process
+
+from hatchway.domain.errors import Conflict, NotFound, Unprocessable
+from hatchway.wire import audit, egress
+from hatchway.wire.audit import Query, Records
+from hatchway.wire.message import Empty
+from hatchway.wire.rpc import Connection
+
+__all__ = ["ground"]
+
+TCP = {"protocol": "tcp", "ports": [5432]}
+REF = egress.GatewayRef(sandbox_id="sandbox0000000000001", generation=1)
+
+
+class Shard:
+    """A shard and an audit writer, and the node's side of them."""
+
+    def __init__(self, ground: Ground, folder: Path, *, uid: int | None = None) -> None:
+        self.ground = ground
+        self.run = folder
+        self.sockets = {
+            "rpc": _listen(folder / egress.SOCKET.format(shard=0), socket.SOCK_STREAM),
+            "fds": _listen(folder / egress.FDS_SOCKET.format(shard=0), socket.SOCK_SEQPACKET),
+        }
+        self.audit_socket = _listen(folder / audit.SOCKET, socket.SOCK_STREAM)
+        config = {
+            "run": str(folder),
+            "net": f"{ground.internet.net}.0/24",
+            "resolver": list(ground.internet.resolver),
+            "ca": str(ground.internet.authority.ca),
+            "ports": list(PORTS),
+        }
+        if uid is not None:
+            config["uid"] = uid
+        journal = folder / "journal"
+        journal.mkdir(mode=0o700)
+        self.process = Process("egress", config, self.sockets)
+        self.writer = Process("audit", {"folder": str(journal)}, {"rpc": self.audit_socket})
+        self.events: list[str] = []
+        self._connections: list[tuple[Connection, asyncio.Task[None]]] = []
+
+    async def connect(self, name: str = egress.SOCKET.format(shard=0)) -> Connection:
+        reader, writer = await asyncio.open_unix_connection(str(self.run / name))
+        connection = Connection(reader, writer, on_event=lambda event, _: self.events.append(event))
+        self._connections.append((connection, asyncio.ensure_future(connection.run())))
+        return connection
+
+    async def bring(self, listeners: list[socket.socket], **more: object) -> egress.FdsAnswer:
+        """Brings listeners as the node does."""
+        ref = egress.Listeners(sandbox_id=REF.sandbox_id, generation=1)
+        data = more.get("data", msgspec.json.encode(ref))
+
+        def go() -> bytes:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.settimeout(20)
+                sock.connect(str(self.run / egress.FDS_SOCKET.format(shard=0)))
+                socket.send_fds(sock, [data], [one.fileno() for one in listeners])
+                return sock.recv(4096)
+
+        return msgspec.json.decode(await asyncio.to_thread(go), type=egress.FdsAnswer)
+
+    async def open(self, connection: Connection, wanted: egress.EgressSpec, **more: object) -> egress.GatewayOpened:
+        given = {"sandbox_id": REF.sandbox_id, "project": "p1", "generation": 1, "egress": wanted, **more}
+        return await connection.call("gateway.open", egress.GatewaySpec(**given), egress.GatewayOpened, within=20)
+
+    async def records(self) -> list[dict]:
+        connection = await self.connect(audit.SOCKET)
+        answer = await connection.call("audit.query", Query(limit=500), Records, within=20)
+        return [json.loads(line) for line in answer.lines]
+
+    async def close(self) -> None:
+        for connection, task in self._connections:
+            await connection.close()
+            task.cancel()
+        await self.process.kill()
+        await self.writer.kill()
+        for sock in (*self.sockets.values(), self.audit_socket):
+            sock.close()
+
+
+def _listen(path: Path, kind: int) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, kind)
+    sock.bind(str(path))
+    sock.listen(16)
+    return sock
+
+
+@pytest.fixture
+async def shard(ground: Ground, tmp_path: Path) -> AsyncIterator[Shard]:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made = Shard(ground, folder)
+    try:
+        await asyncio.gather(made.writer.start(), made.process.start())
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_g01_a_killed_shard_lets_nothing_pass_and_what_waited_is_served_by_the_next(shard: Shard, ground: Ground):
+    """The launcher keeps the listeners (here: the test): connections made meanwhile wait in the kernel."""
+    site = await ground.internet.site("db.example", port=5432)
+    kept = ground.slot.listeners()
+    wanted = spec(rule("db", "db.example", **TCP))
+    assert isinstance(await shard.bring(kept), egress.ListenersTaken)
+    opened = await shard.open(await shard.connect(), wanted)
+    address = await ground.resolve("db.example")
+    reader, writer = await ground.connect(address, 5432)
+    writer.write(b"before")
+    async with asyncio.timeout(20):
+        assert await reader.readexactly(6) == b"before"
+
+    await shard.process.kill()
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()
+    waiting = [await ground.connect(address, 5432) for _ in range(3)]
+    for number, (_, one) in enumerate(waiting):
+        one.write(b"wait%d" % number)
+    evil, evil_writer = await ground.connect("93.184.216.34", 443)
+    asked = asyncio.ensure_future(ground.ask("db.example"))
+    assert site.arrived == b"before"
+
+    await shard.process.start()
+    await shard.bring(kept)
+    again = await shard.open(await shard.connect(), wanted, ca_key=opened.ca_key)
+    assert again.ca_key == opened.ca_key
+    async with asyncio.timeout(20):
+        for number, (one, _) in enumerate(waiting):
+            assert await one.readexactly(5) == b"wait%d" % number
+        assert (await asked).answer[0][0].address == address
+    evil_writer.write(b"x")
+    assert await is_reset(evil, evil_writer)
+    for _, one in waiting:
+        one.close()
+    for sock in kept:
+        sock.close()
+
+
+async def test_g08_a_flood_of_denials_is_a_few_records_with_exact_counts(shard: Shard, ground: Ground):
+    await shard.bring(ground.slot.listeners())
+    connection = await shard.connect()
+    await shard.open(connection, spec(rule("db", "db.example", **TCP)))
+    for _ in range(40):
+        assert (await ground.ask("evil.example")).rcode() == dns.rcode.REFUSED
+    await ground.resolve("db.example")
+    status = await connection.call("gateway.status", REF, egress.GatewayStatus, within=20)
+    assert status.denied_by == {"no_rule": 40}
+    assert await shard.process.end() == 0, "at its end it hands over what it counted"
+    found = [one for one in await shard.records() if one.get("kind") == "egress.dns"]
+    assert len(found) == 2
+    assert sum(one["count"] for one in found) == 40
+    assert found[0]["data"]["name"] == "evil.example"
+
+
+async def test_what_is_opened_is_told_and_can_be_closed_again(shard: Shard, ground: Ground):
+    connection = await shard.connect()
+    with pytest.raises(Conflict, match="no_listeners"):
+        await shard.open(connection, spec())
+    await shard.bring(ground.slot.listeners())
+    opened = await shard.open(connection, spec(rule("db", "db.example", **TCP)))
+    assert opened.revision == 1
+    assert (await shard.open(connection, spec(rule("db", "db.example", **TCP)))).ca_key == opened.ca_key
+    listed = await connection.call("gateway.list", Empty(), egress.GatewayList, within=20)
+    assert listed.gateways == (REF,)
+    with pytest.raises(Conflict, match="stale_generation"):
+        await shard.open(connection, spec(), generation=0)
+    newer = egress.GatewayRef(sandbox_id=REF.sandbox_id, generation=2)
+    with pytest.raises(NotFound, match="unknown_gateway"):
+        await connection.call("gateway.status", newer, egress.GatewayStatus, within=20)
+    bad = egress.EgressSpec(
+        revision=9, documents=(egress.PolicyDocument(tier="project", name="x", version=1, text="{"),)
+    )
+    change = egress.GatewayPolicy(sandbox_id=REF.sandbox_id, generation=1, egress=bad)
+    with pytest.raises(Unprocessable, match="invalid_policy"):
+        await connection.call("gateway.policy", change, egress.GatewayOpened, within=20)
+    assert (await ground.ask("db.example")).rcode() == dns.rcode.NOERROR
+    for _ in range(2):
+        await connection.call("gateway.close", REF, Empty, within=20)
+    assert (await connection.call("gateway.list", Empty(), egress.GatewayList, within=20)).gateways == ()
+
+
+async def test_an_ask_is_an_event_of_the_node_and_its_answer_lets_the_connection_go_on(shard: Shard, ground: Ground):
+    await ground.internet.site("db.example", port=5432)
+    await shard.bring(ground.slot.listeners())
+    connection = await shard.connect()
+    await shard.open(connection, spec(rule("db", "db.example", action="ask", **TCP)))
+    reader, writer = await ground.connect("db.example", 5432)
+    writer.write(b"hello")
+    await ground.until(lambda: shard.events == ["gateway.asked"])
+    later = await shard.connect()
+    (asked,) = (await later.call("gateway.asks", Empty(), egress.AskList, within=20)).asks
+    answer = egress.AskAnswer(ask_id=asked.ask_id, sandbox_id=asked.sandbox_id, generation=1, allow=True)
+    await later.call("gateway.answer", answer, Empty, within=20)
+    async with asyncio.timeout(20):
+        assert await reader.readexactly(5) == b"hello"
+    await later.call("gateway.answer", answer, Empty, within=20)
+    writer.close()
+
+
+async def test_descriptors_that_are_no_listeners_are_refused(shard: Shard, ground: Ground):
+    tcp, udp, dns_tcp = ground.slot.listeners()
+    for given in ([], [tcp, udp], [tcp, udp, dns_tcp, tcp], [udp, tcp, dns_tcp], [tcp, udp, socket.socket()]):
+        assert isinstance(await shard.bring(given), egress.ListenersRefused)
+    assert isinstance(await shard.bring([tcp, udp, dns_tcp], data=b"{"), egress.ListenersRefused)
+    assert isinstance(await shard.bring([tcp, udp, dns_tcp]), egress.ListenersTaken)
+    for sock in (tcp, udp, dns_tcp):
+        sock.close()
+
+
+async def test_n30_only_the_node_is_served(ground: Ground, tmp_path: Path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shard = Shard(ground, folder, uid=64_999)
+    try:
+        await shard.process.start()
+        connection = await shard.connect()
+        async with asyncio.timeout(20):
+            await connection.closed.wait()
+        with pytest.raises((OSError, msgspec.DecodeError)):
+            await shard.bring(ground.slot.listeners())
+    finally:
+        await shard.close()
+
+
+async def test_g11_a_broken_peer_of_the_node_socket_ends_nothing(shard: Shard, ground: Ground):
+    for rubbish in (b"", b"\xff\xff\xff\xff", struct.pack(">I", 5) + b"abcde"):
+        _, writer = await asyncio.open_unix_connection(str(shard.run / egress.SOCKET.format(shard=0)))
+        writer.write(rubbish)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    await shard.bring(ground.slot.listeners())
+    await shard.open(await shard.connect(), spec(rule("db", "db.example", **TCP)))
+    assert ipaddress.ip_address(await ground.resolve("db.example"))

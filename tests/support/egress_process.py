@@ -1,0 +1,97 @@
+"""A shard of the gateway and an audit writer as processes of their own, started again on the same sockets as the supervisor does.
+
+Run as a program it is the process: `egress_process.py WHAT JSON`, with the listening sockets inherited.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Process:
+    """One of them."""
+
+    def __init__(self, what: str, config: dict[str, Any], sockets: dict[str, socket.socket]) -> None:
+        self._what = what
+        self._config = config
+        self._sockets = sockets
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Returns when it serves."""
+        reading, writing = os.pipe()
+        fds = {name: sock.fileno() for name, sock in self._sockets.items()}
+        config = {**self._config, "fds": fds, "ready": writing}
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, self._what, json.dumps(config),
+            pass_fds=(*fds.values(), writing), env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        )  # fmt: skip
+        os.close(writing)
+        try:
+            async with asyncio.timeout(30):
+                assert await asyncio.to_thread(os.read, reading, 1) == b"!", "it did not come up"
+        finally:
+            os.close(reading)
+
+    async def kill(self) -> None:
+        """SIGKILL, and waits."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def end(self) -> int:
+        """SIGTERM; returns the exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            return await self._process.wait()
+
+
+def _main() -> None:
+    what, config = sys.argv[1], json.loads(sys.argv[2])
+    sockets = {name: socket.socket(fileno=fd) for name, fd in config["fds"].items()}
+
+    def ready() -> None:
+        os.write(config["ready"], b"!")
+        os.close(config["ready"])
+
+    uid = os.getuid()
+    if what == "audit":
+        from hatchway.audit.main import AuditConfig
+        from hatchway.audit.main import run as run_audit
+
+        audit = AuditConfig(Path(config["folder"]), senders={uid: frozenset({"*"})}, readers=frozenset({uid}))
+        run_audit(audit, rpc=sockets["rpc"], ready=ready)
+        return
+    import ipaddress
+
+    from hatchway.egress.main import EgressConfig, run
+    from hatchway.egress.resolver import NameServer
+    from hatchway.egress.upstream import HostService, OutConfig
+
+    net = ipaddress.ip_network(config["net"])
+    out = OutConfig(
+        servers=(NameServer(*config["resolver"]),),
+        extra_ca=(Path(config["ca"]),),
+        host_services=tuple(HostService(net, port) for port in config["ports"]),
+    )
+    shard = EgressConfig(shard=0, run_dir=Path(config["run"]), node_uids=frozenset({config.get("uid", uid)}), out=out)
+    run(shard, rpc=sockets["rpc"], fds=sockets["fds"], ready=ready)
+
+
+if __name__ == "__main__":
+    _main()
