@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.support.certificates import Authority
 
 from hatchway.broker.config import BrokerConfig
 from hatchway.broker.grants import Grants
@@ -24,7 +25,6 @@ from hatchway.wire.broker import Binding, Grant, GrantRef, Injection, Leg, LegAn
 from hatchway.wire.message import Empty
 from hatchway.wire.paths import address
 from hatchway.wire.rpc import Connection
-from support.certificates import Authority
 
 HOST = "api.example"
 OTHER = "evil.example"
@@ -205,6 +205,7 @@ class World:
             rules=("github-api",),
             hosts=(HOST,),
             ports=(self.site.port,),
+            upstream_ca=(self.authority.ca.read_text(),),
         )
         return msgspec.structs.replace(made, **changes)
 

@@ -154,7 +154,14 @@ def _forms(secret: bytes) -> list[Form]:
 def _written(letter: str) -> Element:
     """How one character may be written."""
     number = ord(letter)
-    spellings = [letter, f"\\u{number:04x}", f"\\u{number:04X}", f"\\x{number:02x}", f"\\x{number:02X}"]
+    spellings = [
+        letter,
+        f"\\\\u{number:04x}",
+        f"\\u{number:04x}",
+        f"\\u{number:04X}",
+        f"\\x{number:02x}",
+        f"\\x{number:02X}",
+    ]
     spellings += [f"%{number:02x}", f"%{number:02X}", f"%25{number:02x}", f"%25{number:02X}"]
     spellings += [
         f"&#{number};",
@@ -167,7 +174,7 @@ def _written(letter: str) -> Element:
     if letter in _NAMED:
         spellings.append(_NAMED[letter])
     if letter in _ESCAPED:
-        spellings += [f"\\{letter}", f"\\\\{letter}"]
+        spellings += [f"\\{letter}", f"\\\\{letter}", f"\\\\\\{letter}"]
     if letter == " ":
         spellings.append("+")
     return tuple(spelling.encode() for spelling in dict.fromkeys(spellings))
