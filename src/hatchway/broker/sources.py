@@ -60,7 +60,10 @@ class Sources:
     """All sources of one broker."""
 
     def __init__(self, config: BrokerConfig, store: Store) -> None:
-        """Raises what a Vault's configuration is refused with."""
+        """Raises `Unprocessable` for hosts or a Vault that cannot be in a configuration."""
+        lent: list[Lent | VaultServer] = [*config.variables.values(), *config.files.values(), *config.vaults.values()]
+        for one in lent:
+            _patterns(one.hosts)
         self._config = config
         self._store = store
         self._vaults = {name: Vault(name, one) for name, one in config.vaults.items()}
