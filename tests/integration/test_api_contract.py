@@ -18,6 +18,7 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import CHECKS, load_all_checks
+from tests.support.audit_writer import AuditWriter
 from tests.support.control_service import ControlProcess
 from tests.support.node_double import NodeDouble
 
@@ -49,7 +50,9 @@ class Served:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._node = NodeDouble(folder / "node.sock")
-        self._process = ControlProcess(folder / "control", folder / "node.sock")
+        self._writer = AuditWriter(folder, folder / "audit")
+        self._writer.start()
+        self._process = ControlProcess(folder / "control", folder / "node.sock", audit=self._writer.path)
         self._do(self._node.start())
         service = self._do(self._process.start())
         self._do(service.ready())
@@ -62,6 +65,7 @@ class Served:
     def close(self) -> None:
         """Ends both."""
         self._process.kill()
+        self._writer.close()
         self._do(self._node.die())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

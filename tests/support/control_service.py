@@ -102,15 +102,25 @@ async def in_process(config: ControlConfig) -> AsyncIterator[Service]:
 class ControlProcess:
     """The control plane in a process of its own."""
 
-    def __init__(self, folder: Path, node_socket: Path, database_url: str | None = None) -> None:
-        self._folder, self._node, self._url = folder, node_socket, database_url
+    def __init__(
+        self, folder: Path, node_socket: Path, database_url: str | None = None, audit: Path | None = None
+    ) -> None:
+        self._folder, self._node, self._url, self._audit = folder, node_socket, database_url, audit
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> Service:
         """Starts it; returns when it serves."""
         sock = listen()
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(self._folder), str(self._node), str(sock.fileno()), self._url or ""],
+            [
+                sys.executable,
+                __file__,
+                str(self._folder),
+                str(self._node),
+                str(sock.fileno()),
+                self._url or "",
+                str(self._audit or ""),
+            ],
             pass_fds=[sock.fileno()],
             stdout=subprocess.PIPE,
         )
@@ -144,8 +154,14 @@ class ControlProcess:
 def _main() -> None:
     from hatchway.control.main import run
 
-    folder, node, fd, url = sys.argv[1:]
-    config = ControlConfig(folder=Path(folder), node_socket=Path(node), database_url=url or None, lease_s=1.0)
+    folder, node, fd, url, audit = sys.argv[1:]
+    config = ControlConfig(
+        folder=Path(folder),
+        node_socket=Path(node),
+        database_url=url or None,
+        audit_socket=Path(audit) if audit else None,
+        lease_s=1.0,
+    )
     run(config, api=socket.socket(fileno=int(fd)), ready=lambda: print("ready", flush=True))
 
 

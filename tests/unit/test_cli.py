@@ -54,6 +54,7 @@ COMMANDS = [
     "down",
     "doctor",
     "backup",
+    "audit",
     "bench",
     "chaos",
 ]

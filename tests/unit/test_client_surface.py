@@ -13,12 +13,14 @@ from hatchway.client import (
     aarchives,
     afiles,
     aio,
+    aoversight,
     archives,
     arecords,
     atenancy,
     aterminal,
     files,
     forwarding,
+    oversight,
     records,
     sync,
     tenancy,
@@ -26,7 +28,7 @@ from hatchway.client import (
 )
 
 NAMES = """
-AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal BadAnswer BadGateway CommandFailed
+AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal AuditHead AuditRecord BadAnswer BadGateway CommandFailed
 Conflict ConnectionFailed End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
 Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits Misdirected
 NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Pool Project RangeUnsatisfiable Result Sandbox
@@ -54,6 +56,7 @@ METHODS = {
     "Keys": "create delete get list rotate",
     "Projects": "create delete get list update",
     "Tokens": "list revoke revoke_all",
+    "Audit": "export follow head list",
     "Archives": "delete export fetch get list load",
 }
 
@@ -66,6 +69,8 @@ def class_of(name: str) -> type:
         arecords,
         tenancy,
         atenancy,
+        oversight,
+        aoversight,
         archives,
         aarchives,
         files,
@@ -79,9 +84,9 @@ def class_of(name: str) -> type:
 
 def signature(function: Callable[..., object]) -> str:
     text = str(inspect.signature(function))
-    return re.sub(r"\.a(io|archives|files|records|tenancy|terminal)\.", r".\1.", text.replace("Async", "")).replace(
-        ".io.", ".sync."
-    )
+    return re.sub(
+        r"\.a(io|archives|files|oversight|records|tenancy|terminal)\.", r".\1.", text.replace("Async", "")
+    ).replace(".io.", ".sync.")
 
 
 def test_names_are_pinned() -> None:

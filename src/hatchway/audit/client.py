@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +30,8 @@ from hatchway.wire.audit import Appended, Entry
 from hatchway.wire.node import Struct
 from hatchway.wire.paths import address
 from hatchway.wire.rpc import Connection
+
+T = TypeVar("T")
 
 MAX_ENTRIES = 20_000
 MAX_OCTETS = 16 << 20
@@ -234,10 +237,7 @@ class AuditClient:
         told = False
         while True:
             try:
-                async with asyncio.timeout(CONNECT_WITHIN_S):
-                    with address(self._path) as reached:
-                        reader, writer = await asyncio.open_unix_connection(reached)
-                connection = Connection(reader, writer)
+                connection = await _connect(self._path)
                 reading = asyncio.get_running_loop().create_task(connection.run())
                 try:
                     told = False
@@ -307,3 +307,59 @@ class AuditClient:
                 waiter.set_exception(
                     Unavailable("audit_unavailable", f"It could not be recorded: {why}.", "Try again in a moment.")
                 )
+
+
+class AuditLink:
+    """Calls to the writer, connected when one is made. For whoever asks, or keeps what it sends by its own means."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: Connection | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._connecting = asyncio.Lock()
+
+    async def call(self, method: str, params: object, result: type[T], *, within: float = SEND_WITHIN_S) -> T:
+        """Calls the writer. Raises what it answers, and `Unavailable("audit_unavailable")` when it is not there."""
+        try:
+            connection = await self._connected()
+            return await connection.call(method, params, result, within=within)
+        except (OSError, TimeoutError) as error:
+            await self.close()
+            raise _away(str(error) or "it does not answer") from error
+        except Unavailable as error:
+            if error.code != "peer_lost":
+                raise
+            raise _away(error.cause) from error
+
+    async def close(self) -> None:
+        """Lets the connection go; the next call makes another. Idempotent."""
+        connection, self._connection = self._connection, None
+        reading, self._reading = self._reading, None
+        if connection is not None:
+            await connection.close()
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _connected(self) -> Connection:
+        async with self._connecting:
+            if self._connection is None or self._connection.closed.is_set():
+                await self.close()
+                self._connection = await _connect(self._path)
+                self._reading = asyncio.get_running_loop().create_task(self._connection.run())
+            return self._connection
+
+
+async def _connect(path: Path) -> Connection:
+    async with asyncio.timeout(CONNECT_WITHIN_S):
+        with address(path) as reached:
+            reader, writer = await asyncio.open_unix_connection(reached)
+    return Connection(reader, writer)
+
+
+def _away(why: str) -> Unavailable:
+    return Unavailable(
+        "audit_unavailable",
+        f"The audit writer is not there now: {why}.",
+        "Try again in a moment; `hatchway doctor` says what ails it.",
+    )

@@ -135,10 +135,12 @@ def plain(value: object, depth: int = 0) -> Any:
 
 
 def cut(text: str, most: int) -> str:
-    """The text, when it is too long with the digest of the whole in place of its rest."""
+    """The text, when it is too long with the digest of the whole in place of its rest; halves of surrogates, which are no text, become marks."""
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode()
     if len(text) <= most:
         return text
-    whole = text.encode("utf-8", "surrogatepass")
+    whole = text.encode()
     tail = f"…[sha256:{hashlib.sha256(whole).hexdigest()} of {len(whole)} octets]"
     return text[: max(0, most - len(tail))] + tail
 

@@ -4,6 +4,7 @@ import typer
 
 from . import (
     archives,
+    audit,
     changes,
     copies,
     journal,
@@ -43,5 +44,6 @@ for room in (
     projects,
     roles,
     journal,
+    audit,
 ):
     room.register(app)

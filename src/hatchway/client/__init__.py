@@ -38,6 +38,8 @@ from .errors import (
 )
 from .events import End, Exit, Gap, Output, SessionEvent, Started, StreamName, Usage
 from .models import (
+    AuditHead,
+    AuditRecord,
     Export,
     FileChange,
     FileEntry,
@@ -78,6 +80,8 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSession",
     "AsyncTerminal",
+    "AuditHead",
+    "AuditRecord",
     "BadAnswer",
     "BadGateway",
     "CommandFailed",

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from . import calls, streams
 from .aarchives import AsyncArchives
+from .aoversight import AsyncAudit
 from .arecords import AsyncKeys, AsyncOperations, AsyncPools, AsyncSnapshots, AsyncTemplates, all_of
 from .atenancy import AsyncProjects, AsyncTokens
 from .atransport import AsyncDriver
@@ -58,6 +59,7 @@ class AsyncHatchway:
         self.keys = AsyncKeys(self._driver)
         self.projects = AsyncProjects(self._driver)
         self.tokens = AsyncTokens(self._driver)
+        self.audit = AsyncAudit(self._driver)
         self.archives = AsyncArchives(self._driver)
 
     def events(self, after: str | None = None) -> AsyncIterator[ServiceEvent]:

@@ -372,6 +372,47 @@ class Project(_Record, frozen=True, kw_only=True):
     usage: dict[str, int] | None = None
 
 
+class AuditRecord(_Record, frozen=True, kw_only=True):
+    """One thing that happened, as the audit journal has it. Hashes are SHA-256 in hexadecimal digits."""
+
+    sequence: int
+    kind: str
+    time: float
+    """When it happened, by the clock of the process that says so; `recorded` is the journal's."""
+    recorded: float = 0.0
+    project: str = ""
+    sandbox_id: str = ""
+    generation: int = 0
+    actor: str = ""
+    """Id of the key, `sandbox`, or the process of ours that did it by itself."""
+    request_id: str = ""
+    decision: str = ""
+    """`allowed denied asked failed`, or nothing where nothing was decided."""
+    reason: str = ""
+    count: int = 1
+    """How many alike it stands for."""
+    data: dict[str, Any] = {}
+    source: str = ""
+    number: int = 0
+    previous: str = ""
+    hash: str = ""
+
+
+class AuditHead(_Record, frozen=True, kw_only=True):
+    """Where the audit journal is, and the key that its heads are signed with."""
+
+    sequence: int
+    hash: str
+    public_key: str
+    first: int = 1
+    """The oldest record that is kept."""
+    octets: int = 0
+    writable: bool = True
+    error: str = ""
+    behind: int = 0
+    """Records that wait for the journal."""
+
+
 class Token(_Record, frozen=True, kw_only=True):
     """A token of a sandbox, without the token itself. `key_id` is the API key that asked for it."""
 

@@ -24,6 +24,7 @@ from .models import (
     SessionInfo,
     Snapshot,
 )
+from .oversight import Audit
 from .reach import Reach, Scope, check_port, make_token, port_link, port_url
 from .records import Keys, Operations, Pools, Snapshots, Templates, all_of
 from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
@@ -59,6 +60,7 @@ class Hatchway:
         self.keys = Keys(self._driver)
         self.projects = Projects(self._driver)
         self.tokens = Tokens(self._driver)
+        self.audit = Audit(self._driver)
         self.archives = Archives(self._driver)
 
     def events(self, after: str | None = None) -> Iterator[ServiceEvent]:

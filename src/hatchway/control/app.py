@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hatchway.control import (
     archives,
+    audit,
     events,
     health,
     idempotency,
@@ -50,6 +51,7 @@ from hatchway.storage import idempotency as kept_answers
 from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import KeyRow
 from hatchway.wire import tracing
+from hatchway.wire.audit import Entry
 from hatchway.wire.tracing import Traced
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -65,6 +67,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *pools.ENDPOINTS,
     *keys.ENDPOINTS,
     *projects.ENDPOINTS,
+    *audit.ENDPOINTS,
     *health.ENDPOINTS,
 )
 
@@ -129,11 +132,33 @@ class _Path:
         except HatchwayError as error:
             if isinstance(error, Unauthenticated | Forbidden):
                 metrics.REFUSED.labels(error.code).inc()
+                self._record_refusal(request, error)
             response = _refuse(error)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with one request must not end the others
             response = _refuse(_unexpected(request, error))
         self._note(request, response.status_code, time.perf_counter() - began)
         await response(scope, receive, send)
+
+    def _record_refusal(self, request: Request, error: HatchwayError) -> None:
+        """A key that was refused, or lacked a scope; what is alike is counted, whatever is asked for how often."""
+        origin = tracing.current()
+        peer = "" if request.client is None else request.client.host
+        self._plane.audit.record(
+            Entry(
+                kind="key.refused",
+                time=time.time(),
+                project=origin.get("project", ""),
+                actor=origin.get("key_id", ""),
+                request_id=origin.get("request_id", ""),
+                decision="denied",
+                reason=error.code,
+                data={
+                    "method": request.method if request.method in self._methods else "other",
+                    "path": self._route,
+                    "peer": peer,
+                },
+            )
+        )
 
     def _note(self, request: Request, status: int, seconds: float) -> None:
         """Counts a request; what changes something, or failed by our fault, is written down too."""
@@ -157,10 +182,11 @@ class _Path:
         key = _NOBODY
         if endpoint.scope is not None:
             key = await self._plane.auth.key_of(request, endpoint.scope)
-            tracing.bind(project=key.project)
             request.scope["state"][_PROJECT] = key.project
             self._plane.requests_of[key.project] += 1
         self._require_place(key.project)
+        if request.method != "GET":
+            self._plane.audit.require_room(deleting=request.method == "DELETE")
         if self._plane.ending.is_set():
             raise Unavailable("closing", "The service is being stopped.", "Try again in a moment.")
         raw = await requests.read_body(request) if endpoint.body is not None else b""

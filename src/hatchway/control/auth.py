@@ -11,6 +11,7 @@ from hatchway.domain.errors import Forbidden, HatchwayError, Unauthenticated
 from hatchway.storage import keys
 from hatchway.storage.database import Database
 from hatchway.storage.rows import KeyRow
+from hatchway.wire import tracing
 
 MAX_CACHED = 4096
 MAX_SECRET_LENGTH = 200
@@ -60,6 +61,7 @@ class Authenticator:
             # What was read before a revocation, and arrives behind it, must not be kept.
             if key.revoked_at is None and revocations == self._revocations:
                 self._cache[hashed] = (key, time.monotonic())
+        tracing.bind(project=key.project, key_id=key.id)
         now = time.time()
         if key.revoked_at is not None:
             raise Unauthenticated("key_revoked", "The key was revoked.", "Use another one.")

@@ -47,6 +47,8 @@ class ControlConfig:
     """The user that it runs as; None: our own."""
     run_dir: Path | None = None
     """Where the supervisor tells what it sees of the roles; None without one."""
+    audit_socket: Path | None = None
+    """Socket of the audit writer; None: there is no journal."""
     metrics: MetricsAccess = field(default_factory=MetricsAccess)
     """Who may read /metrics."""
     more_nodes: tuple[NodeAddress, ...] = ()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hatchway.control import archive_keys, metrics
+from hatchway.control.auditing import Auditing
 from hatchway.control.auth import Authenticator
 from hatchway.control.claims import Claims
 from hatchway.control.config import ControlConfig
@@ -52,6 +53,7 @@ class Plane:
     signer: Signer
     removal: Removal
     hearing: Hearing
+    audit: Auditing
     requests: int = 0
     """How many requests are in hand, event streams among them."""
     event_streams: int = 0
@@ -74,6 +76,7 @@ class Plane:
         await self.engine.close()
         await self.follower.close()
         await self.hearing.close()
+        await self.audit.close()
         await self.claims.close()
         await self.nodes.close()
         await self.auth.flush()
@@ -166,6 +169,8 @@ async def open_plane(config: ControlConfig) -> Plane:
         claims.on_gained.append(hearing.gained)
         await follower.start()
         await claims.start()
+        auditing = Auditing(database, claims, config.audit_socket)
+        await auditing.start()
         wakes = Wakes(database, engine)
         reconciler.on_wake = wakes.wanted
         await reconciler.start()
@@ -194,6 +199,7 @@ async def open_plane(config: ControlConfig) -> Plane:
         signer,
         removal,
         hearing,
+        auditing,
     )
 
 

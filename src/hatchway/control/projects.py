@@ -24,6 +24,10 @@ TemplateName = Annotated[
         description="`name`, `name:tag` or `name@sha256:…`",
     ),
 ]
+Approvals = Annotated[
+    tuple[Literal["delete", "rollback", "export"], ...],
+    Meta(max_length=3, description="Verbs that wait for somebody's consent (/v1/approvals)."),
+]
 Templates = Annotated[tuple[TemplateName, ...], Meta(max_length=256)]
 
 
@@ -35,6 +39,7 @@ class CreateProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     templates: Templates | None = None
     quotas: Quotas = Quotas()
     caps: Caps = Caps()
+    approvals: Approvals = ()
 
 
 class ChangeProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +49,7 @@ class ChangeProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     templates: Templates | UnsetType | None = UNSET
     quotas: Quotas | UnsetType = UNSET
     caps: Caps | UnsetType = UNSET
+    approvals: Approvals | UnsetType = UNSET
 
 
 class DeleteProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +68,7 @@ class Project(views.View, frozen=True, kw_only=True):
     templates: tuple[str, ...] | None
     quotas: Quotas
     caps: Caps
+    approvals: tuple[str, ...]
     usage: ProjectUsage | None = None
 
 
@@ -130,7 +137,7 @@ def _with_usage(connection: Connection, name: str) -> tuple[ProjectRow, ProjectU
 
 
 def _settings(body: CreateProject | ChangeProject) -> Mapping[str, Any]:
-    fields = ("require_isolation", "templates", "quotas", "caps")
+    fields = ("require_isolation", "templates", "quotas", "caps", "approvals")
     given = {field: getattr(body, field) for field in fields}
     return {field: value for field, value in given.items() if value is not UNSET}
 

@@ -233,6 +233,8 @@ def _opened(
         until=call.key.expires_at,
     )
     assert link.info is not None
+    told = {"session": row.id, "expires_at": expires_at}
+    call.plane.audit.issued("token.issued", row.project, row.sandbox_id, told)
     url = f"{link.info.attach_url.rstrip('/')}/v1/sessions/{row.id}/attach"
     fields = views.session_fields(row, status, url)
     return views.OpenedSessionAnswer(session=views.OpenedSession(**fields, token=token, token_expires_at=expires_at))

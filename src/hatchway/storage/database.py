@@ -17,6 +17,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection, text
 
 from hatchway.domain.errors import HostExhausted, Unavailable
+from hatchway.storage import outbox
+from hatchway.wire import tracing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -116,6 +118,17 @@ class Database(abc.ABC):
     def _require_open(self) -> None:
         if self._closed:
             raise Unavailable("database_closed", "The database is being closed.", "Try again in a moment.")
+
+
+def attributed(body: Callable[[Connection], T]) -> Callable[[Connection], T]:
+    """The transaction with whose request it is, for what it writes into the outbox; it runs in a thread that would not know."""
+    origin = tracing.current()
+
+    def run(connection: Connection) -> T:
+        connection.info[outbox.ORIGIN] = origin
+        return body(connection)
+
+    return run
 
 
 def too_many() -> Unavailable:

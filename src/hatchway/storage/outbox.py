@@ -1,10 +1,13 @@
-"""The outbox: an append-only list of what happened, written in the transaction that made it happen."""
+"""The outbox: an append-only list of what happened, written in the transaction that made it happen.
+
+Event streams and the audit journal are fed from it: what is in the one is in the other, in the same order, and nothing can be changed without it.
+"""
 
 import time
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, func, insert, select, text
+from sqlalchemy import Connection, bindparam, false, func, insert, select, text
 
 from hatchway.storage.rows import EventRow
 from hatchway.storage.tables import events
@@ -12,18 +15,25 @@ from hatchway.storage.tables import events
 INSTALLATION = ""
 """Project of the events that belong to no project, such as a node that went away; only administrators see them."""
 
+ORIGIN = "origin"
+"""Where a connection keeps whose transaction it is: what `wire.tracing` has of the request that it belongs to."""
 HELD = "outbox"
 """Where a connection keeps the events of its transaction that are written at its end, together; without it they are written at once."""
 
 _INSERT = insert(events)
 _WRITE = text(
-    "INSERT INTO events (project, kind, subject, data, created_at)"
-    " SELECT one->>'project', one->>'kind', one->>'subject', one->'data', (one->>'created_at')::double precision"
+    "INSERT INTO events (project, kind, subject, data, created_at, actor, request_id, unseen)"
+    " SELECT one->>'project', one->>'kind', one->>'subject', one->'data', (one->>'created_at')::double precision,"
+    " one->>'actor', one->>'request_id', (one->>'unseen')::boolean"
     " FROM json_array_elements(CAST(:rows AS json)) WITH ORDINALITY AS held(one, place) ORDER BY place"
 )
 _AFTER = (
     select(events)
-    .where(events.c.sequence > bindparam("after"), events.c.project.in_(bindparam("projects", expanding=True)))
+    .where(
+        events.c.sequence > bindparam("after"),
+        events.c.project.in_(bindparam("projects", expanding=True)),
+        events.c.unseen == false(),
+    )
     .order_by(events.c.sequence)
     .limit(bindparam("count"))
 )
@@ -32,9 +42,21 @@ _AFTER_ANY = (
 )
 
 
-def append(connection: Connection, project: str, kind: str, subject: str, data: dict[str, Any]) -> None:
-    """Adds an event to the transaction."""
-    row = {"project": project, "kind": kind, "subject": subject[:64], "data": data, "created_at": time.time()}
+def append(
+    connection: Connection, project: str, kind: str, subject: str, data: dict[str, Any], *, unseen: bool = False
+) -> None:
+    """Adds an event to the transaction; an `unseen` one is in the audit journal only."""
+    origin: dict[str, str] = connection.info.get(ORIGIN) or {}
+    row = {
+        "project": project,
+        "kind": kind,
+        "subject": subject[:64],
+        "data": data,
+        "created_at": time.time(),
+        "actor": origin.get("key_id"),
+        "request_id": origin.get("request_id"),
+        "unseen": unseen,
+    }
     held: list[dict[str, Any]] | None = connection.info.get(HELD)
     if held is None:
         connection.execute(_INSERT, row)

@@ -10,7 +10,7 @@ from typing import Any, Concatenate
 import psycopg
 from sqlalchemy import Connection
 
-from hatchway.storage.database import Database, P, T, too_many
+from hatchway.storage.database import Database, P, T, attributed, too_many
 from hatchway.storage.server import CHANNEL, Server, address
 from hatchway.wire.fault_points import reached
 
@@ -53,9 +53,8 @@ class PostgresDatabase(Database):
     async def write(self, body: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Database.write`."""
         with self._timed("write"):
-            result = await self._in_thread(
-                self._writers, lambda: self._server.write(lambda connection: body(connection, *args, **kwargs)), True
-            )
+            transaction = attributed(lambda connection: body(connection, *args, **kwargs))
+            result = await self._in_thread(self._writers, lambda: self._server.write(transaction), True)
             reached("written", getattr(body, "__qualname__", "?"))
             return result
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, delete, false, func, insert, select, update
 
 from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.lifecycle import State
 from hatchway.domain.quotas import Caps, Quotas
-from hatchway.storage import operations, outbox
-from hatchway.storage.tables import exports, metadata, projects, sandboxes, snapshots
+from hatchway.storage import audit, operations, outbox
+from hatchway.storage.tables import events, exports, metadata, projects, sandboxes, snapshots
 from hatchway.storage.tables import operations as operations_table
 
 DEFAULT = "default"
@@ -29,6 +29,8 @@ class ProjectRow(msgspec.Struct, frozen=True, kw_only=True):
     templates: tuple[str, ...] | None
     quotas: Quotas
     caps: Caps
+    approvals: tuple[str, ...] = ()
+    """Verbs that wait for somebody's consent: `delete rollback export`."""
 
 
 _ONE = select(projects).where(projects.c.name == bindparam("name"))
@@ -194,6 +196,7 @@ def purge(connection: Connection, name: str) -> bool:
         return True
     if row.state != DELETING or objects(connection, name):
         return False
+    audit.hide(connection, name)
     for table in reversed(metadata.sorted_tables):
         if table is not projects and "project" in table.c:
             _forget(connection, table, name)
@@ -203,7 +206,8 @@ def purge(connection: Connection, name: str) -> bool:
 
 
 def _forget(connection: Connection, table: Table, name: str) -> None:
-    connection.execute(delete(table).where(table.c.project == name))
+    rows = delete(table).where(table.c.project == name)
+    connection.execute(rows if table is not events else rows.where(events.c.unseen == false()))
 
 
 def _stored(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,5 +218,6 @@ def _row(row: RowMapping) -> ProjectRow:
     values = dict(row)
     values["templates"] = None if row["templates"] is None else tuple(row["templates"])
     values["quotas"] = msgspec.convert(row["quotas"], Quotas)
+    values["approvals"] = tuple(row["approvals"])
     values["caps"] = msgspec.convert(row["caps"], Caps)
     return ProjectRow(**values)

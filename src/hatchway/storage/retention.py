@@ -5,7 +5,7 @@ import time
 from sqlalchemy import Connection, delete, func, select
 
 from hatchway.domain.lifecycle import State
-from hatchway.storage import exports, operations, settings, snapshots, tokens
+from hatchway.storage import audit, exports, operations, settings, snapshots, tokens
 from hatchway.storage.tables import events, idempotency_keys, sandboxes, sessions
 from hatchway.storage.tables import operations as operations_table
 
@@ -62,6 +62,9 @@ def _sweep_events(connection: Connection, now: float) -> None:
     old = connection.execute(select(func.max(events.c.sequence)).where(events.c.created_at < now - EVENT_S)).scalar()
     last = connection.execute(select(func.max(events.c.sequence))).scalar()
     purge_to = max(old or 0, (last or 0) - MAX_EVENTS)
+    recorded = audit.position(connection)
+    if recorded is not None:  # what the journal does not have yet must stay
+        purge_to = min(purge_to, recorded.sequence)
     if purge_to > 0:
         done = connection.execute(delete(events).where(events.c.sequence <= purge_to))
         if done.rowcount:

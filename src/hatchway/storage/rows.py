@@ -187,6 +187,11 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     data: dict[str, Any]
     created_at: float
+    actor: str | None = None
+    """Id of the key by whose right it was done; None: the control plane did it by itself."""
+    request_id: str | None = None
+    unseen: bool = False
+    """It is for the audit journal alone, and in no stream of events."""
 
 
 def sandbox(row: RowMapping) -> SandboxRow:

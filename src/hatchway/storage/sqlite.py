@@ -11,7 +11,7 @@ from typing import Any, Concatenate
 from sqlalchemy import Connection
 
 from hatchway.storage import dialect, migrate
-from hatchway.storage.database import BALLAST, Database, P, T, full, too_many
+from hatchway.storage.database import BALLAST, Database, P, T, attributed, full, too_many
 from hatchway.wire.ballast import Ballast
 from hatchway.wire.fault_points import reached
 
@@ -58,7 +58,7 @@ class SqliteDatabase(Database):
         if len(self._waiting) >= MAX_WAITING:
             raise too_many()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append((lambda connection: body(connection, *args, **kwargs), future))
+        self._waiting.append((attributed(lambda connection: body(connection, *args, **kwargs)), future))
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_waiting(), name="database writes")
         with self._timed("write"):

@@ -42,6 +42,7 @@ projects = Table(
     Column("templates", JSON(none_as_null=True)),
     Column("quotas", JSON, nullable=False, server_default="{}"),
     Column("caps", JSON, nullable=False, server_default="{}"),
+    Column("approvals", JSON, nullable=False, server_default="[]"),
 )
 
 api_keys = Table(
@@ -270,8 +271,42 @@ events = Table(
     Column("subject", String(64), nullable=False),
     Column("data", JSON, nullable=False),
     Column("created_at", Float, nullable=False),
+    # Who did it, and in which request; None: the control plane by itself.
+    Column("actor", String(64)),
+    Column("request_id", String(64)),
+    # A record for the audit journal alone.
+    Column("unseen", Boolean, nullable=False, server_default=false()),
     Index(None, "project", "sequence"),
     sqlite_autoincrement=True,
+)
+
+approvals = Table(
+    "approvals",
+    metadata,
+    # The id of a gateway's ask, or one of ours.
+    Column("id", String(64), primary_key=True),
+    Column("project", String(63), ForeignKey("projects.name"), nullable=False),
+    Column("sandbox_id", String(20), nullable=False),
+    Column("node_id", String(64), nullable=False),
+    Column("operation_id", String(20)),
+    Column("generation", Integer, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("key", String(512), nullable=False),
+    Column("request", JSON, nullable=False),
+    Column("scope", String(8)),
+    Column("ttl_s", Float),
+    Column("note", Text, nullable=False),
+    Column("approver", String(20)),
+    Column("delivered", Boolean, nullable=False, server_default=false()),
+    Column("why", String(32)),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("answered_at", Float),
+    Index(None, "project", "created_at", "id"),
+    Index(None, "state", "expires_at"),
+    Index(None, "sandbox_id", "state"),
+    Index(None, "operation_id"),
 )
 
 idempotency_keys = Table(

@@ -1,6 +1,6 @@
-"""What an event belongs to: a request, an operation, a sandbox, a project.
+"""What an event belongs to: a request and the key that it came with, an operation, a sandbox, a project.
 
-Bound once at the border of the API, the four names travel with every call between our processes and stand in every log line that is
+Bound once at the border of the API, these names travel with every call between our processes and stand in every log line that is
 written on the way, so that one search for a request's id shows it through all of them.
 """
 
@@ -13,7 +13,7 @@ from structlog.contextvars import bind_contextvars, bound_contextvars, clear_con
 
 from hatchway.domain.ids import new_id
 
-NAMES = ("request_id", "operation_id", "sandbox_id", "project")
+NAMES = ("request_id", "key_id", "operation_id", "sandbox_id", "project")
 HEADER = b"x-request-id"
 _ACCEPTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
