@@ -536,3 +536,53 @@ async def test_back_pressure_reaches_the_sender(ground: Ground):
     assert sum(stream._transport.get_write_buffer_size() for stream in flow._upstreams) < 1 << 20
     gate.set()
     writer.transport.abort()
+
+
+async def test_n26_buffers_are_divided_among_the_flows_of_a_sandbox(ground: Ground):
+    await ground.internet.site("db.example", port=5432)
+    gateway = ground.open(spec(rule("db", "db.example", **TCP), limits={"buffer": 1 << 20}))
+    whole = gateway.room
+    assert whole == 512 * 1024
+    address = await ground.resolve("db.example")
+    talks = [await _talk(ground, address) for _ in range(20)]
+    assert gateway.room <= (1 << 20) // (2 * 20)
+    for flow in gateway._flows:
+        for stream in (flow._client, *flow._upstreams):
+            assert stream._transport.max_size + stream._water <= gateway.room
+    for _, writer in talks:
+        writer.close()
+    await ground.until(lambda: not gateway.status().flows)
+    assert gateway.room >= whole // 4
+
+
+async def test_the_octets_of_a_rule_for_tcp_are_bounded(ground: Ground):
+    site = await ground.internet.site("db.example", port=5432)
+    ground.open(spec(rule("db", "db.example", rate={"bytes_out_per_hour": "64KiB"}, **TCP)))
+    reader, writer = await _talk(ground, "db.example")
+    for _ in range(8):
+        writer.write(bytes(32 * 1024))
+        await asyncio.sleep(0)
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(20):
+            await reader.read()
+    writer.close()
+    await ground.until(lambda: ground.records.of("egress.connection_ended"))
+    assert ground.records.of("egress.connection_ended")[0].reason == "byte_budget"
+    assert len(site.arrived) <= 64 * 1024 + 512 * 1024, "at most the piece that was on its way"
+
+
+async def test_g03_the_certificate_is_renewed_in_time_and_when_a_rule_ends(ground: Ground):
+    ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 600))
+    gateway = ground.open(spec(rule("db", "db.example", **TCP), rule("other", "other.example", expires=ends, **TCP)))
+    first = gateway.opened().ca_certificate
+    gateway.tick()
+    assert not ground.events
+    ground.ahead = 601
+    gateway.tick()
+    ground.ahead = 20 * 24 * 3600
+    gateway.tick()
+    gateway.tick()
+    renewed = [params.ca_certificate for event, params in ground.events if event == "gateway.renewed"]
+    assert len(renewed) == 2
+    assert len({first, *renewed}) == 3
+    assert gateway.opened().ca_certificate == renewed[-1]

@@ -399,3 +399,60 @@ async def test_a_denied_connection_to_an_allowed_name_is_told_why_in_http(ground
     writer.close()
     assert not site.connections
     assert ground.records.denied("egress.connection") == ["port_not_allowed", "port_not_allowed"]
+
+
+async def test_d01_a_rule_may_take_a_connection_home_by_its_server_name(ground):
+    """`rehome`: whatever address the guest believes in, the name is resolved here; another name than a rule's is not taken."""
+    site = await ground.internet.site("index.example", port=443, tls=True, handler=web)
+    home = rule("index", "index.example")
+    home["resolve"]["rehome"] = True
+    ground.open(spec(home, rule("other", "other.example")))
+    reader, writer = await ground.connect("93.184.216.34", 443, server_name="index.example")
+    writer.write(GET)
+    assert b"hello from" in await _answer(reader)
+    writer.close()
+    for name in ("other.example", "evil.example"):
+        reader, writer = await ground.connect("93.184.216.34", 443)
+        writer.write(_hello(name))
+        assert await is_reset(reader, writer)
+    assert site.connections == 1
+    assert ground.records.denied("egress.connection") == ["dst_unbound", "dst_unbound"]
+
+
+async def test_g11_many_handshakes_of_one_sandbox_take_turns(ground):
+    """While many are on their way, each round of the loop does one step of them: another sandbox waits for one, not for all."""
+    await _index(ground)
+    loop = asyncio.get_running_loop()
+    address = await ground.resolve("index.example")
+    gateway, steps, rounds = ground.gateway, [0], []
+    original = type(gateway.turn).release
+
+    class Turn(asyncio.Lock):
+        def release(self) -> None:
+            steps[0] += 1
+            original(self)
+
+    gateway.turn = Turn()
+
+    def count() -> None:
+        rounds.append(steps[0])
+        steps[0] = 0
+        if watching:
+            loop.call_soon(count)
+
+    watching = True
+    loop.call_soon(count)
+    hello = _hello("index.example")
+    writers = []
+    for _ in range(40):
+        _, writer = await ground.connect(address, 443)
+        writers.append(writer)
+    for writer in writers:
+        writer.write(hello)
+    async with asyncio.timeout(20):
+        while sum(rounds) + steps[0] < 40:
+            await asyncio.sleep(0)
+    watching = False
+    for writer in writers:
+        writer.transport.abort()
+    assert max(rounds) <= 1

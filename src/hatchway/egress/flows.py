@@ -184,7 +184,9 @@ class Flow:
     async def _run(self) -> None:
         try:
             keep_alive(self._sock)
-            _, client = await asyncio.get_running_loop().connect_accepted_socket(TcpStream, self._sock)
+            _, client = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: TcpStream(room=self.gateway.room), self._sock
+            )
         except OSError:
             return  # it left before it was served
         self._client = client
@@ -227,10 +229,24 @@ class Flow:
     async def _bind(self, client: TcpStream) -> str:
         """Which name the connection is for: what our table has for the address; a literal address where a rule for addresses may know it."""
         if not is_synthetic(self.address):
-            return self.address
+            return await self._rehomed(client) if self.gateway.rehomes else self.address
         name = self.gateway.names.name_of(self.address)
         if name is None:
             name = await self._bind_again(client)
+        return name
+
+    async def _rehomed(self, client: TcpStream) -> str:
+        """The name that the ClientHello says, where a rule takes it whatever address was connected to; the address itself otherwise."""
+        connection = Connection(address=self.address, port=self.port)
+        if self.gateway.policy.connect(connection, self.gateway.now()).action is not Action.DENY:
+            return self.address
+        try:
+            hello = await self._hello(client)
+        except Denied:
+            return self.address
+        name = None if hello is None else hello.server_name
+        if name is None or not self.gateway.policy.rehomes(name, self.port, self.gateway.now()):
+            return self.address
         return name
 
     async def _bind_again(self, client: TcpStream) -> str:
@@ -399,7 +415,7 @@ class Flow:
     async def _client_tls(self, client: TcpStream, alpn: tuple[str, ...]) -> TlsStream:
         context = self.gateway.leaf(self.host, alpn)
         try:
-            return await tls.handshake(client, context, server_side=True)
+            return await tls.handshake(client, context, server_side=True, turn=self.gateway.turn)
         except ssl.SSLError as error:
             # Mostly a client that does not trust the authority: its owner wants to read that somewhere.
             self._count_denied("tls_client_failed")
@@ -498,7 +514,7 @@ class Flow:
     async def _dial(self, verdict: Verdict, alpn: tuple[str, ...], *, tls_upstream: bool) -> tuple[Stream, str]:
         target = self.gateway.target(self, verdict, tls=tls_upstream)
         dialled = await self.gateway.dialler.dial(
-            target, self.gateway.resolver, alpn=alpn, counted=self._counted, made=self._made
+            target, self.gateway.resolver, alpn=alpn, counted=self._counted, made=self._made, turn=self.gateway.turn
         )
         self.gateway.note_upstream(self, dialled)
         return dialled.stream, dialled.alpn
@@ -558,12 +574,22 @@ class Flow:
         if self._cut:
             stream.abort()
             return
+        stream.give_room(self.gateway.room)
         self._upstreams.add(stream)
         stream.when_lost(lambda: self._upstreams.discard(stream))
+
+    def give_room(self, room: int) -> None:
+        """See `TcpStream.give_room`."""
+        for stream in (self._client, *self._upstreams):
+            if stream is not None:
+                stream.give_room(room)
 
     def _counted(self, into: int, out: int) -> None:
         self.bytes_in += into
         self.bytes_out += out
+        if out and self._rated is not None and not self._requests_judge and self.gateway.rates.send(self._rated, out):
+            # The octets are on their way already: nothing comes behind them.
+            asyncio.get_running_loop().call_soon(self.cut, "byte_budget")
         counts = self.gateway.counts
         counts.bytes_in += into
         counts.bytes_out += out

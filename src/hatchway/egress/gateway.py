@@ -4,6 +4,7 @@
 A fault of one flow ends that flow; nothing of one gateway is known to another.
 """
 
+import asyncio
 import datetime
 import logging
 import socket
@@ -28,14 +29,23 @@ from hatchway.egress.dns_server import MAX_TCP, DnsServer
 from hatchway.egress.flows import Flow
 from hatchway.egress.http.seam import FlowError, Http
 from hatchway.egress.rates import Rates
-from hatchway.egress.streams import TcpStream
+from hatchway.egress.streams import MAX_RECEIVED, TcpStream
 from hatchway.egress.synthetic import SyntheticNames
 from hatchway.egress.upstream import Dialled, Dialler, Target
 from hatchway.wire.broker import Leg
-from hatchway.wire.egress import Asked, CredentialSpec, EgressSpec, GatewayOpened, GatewaySpec, GatewayStatus
+from hatchway.wire.egress import (
+    Asked,
+    CredentialSpec,
+    EgressSpec,
+    GatewayOpened,
+    GatewayRenewed,
+    GatewaySpec,
+    GatewayStatus,
+)
 
 MAX_REASONS = 64
-CLOSE_WITHIN_S = 5.0
+MIN_ROOM = 16 * 1024
+MAX_ROOM = 2 * MAX_RECEIVED
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +100,7 @@ class Gateway:
         self.http = http
         self.recorder = Recorder(sink, spec.project, spec.sandbox_id, spec.generation, now)
         self.counts = Counts()
+        self._tell = tell
         self.asks = Asks(tell, now)
         self.names = SyntheticNames(self.policy.limits.max_names)
         self._exact = exact_names(self.policy)
@@ -100,7 +111,12 @@ class Gateway:
             raise _bad_key(error) from error
         self.placeholders = _placeholders(spec.credentials)
         self._flows: set[Flow] = set()
-        self._closed = False
+        self.turn = asyncio.Lock()
+        """Whose handshake gets on: see `tls.handshake`."""
+        self.room = 0
+        """How much a direction of a stream may hold: the bound on all of them, divided by how many there are."""
+        self._shares = 0
+        self.rehomes = False
         self._next_change = self.policy.next_change(now())
         self._wildcards = Budget(MINUTE, clock)
         self._dns_bucket = Bucket(50, 200, clock)
@@ -140,6 +156,7 @@ class Gateway:
     def _accepted(self, sock: socket.socket) -> None:
         flow = Flow(self, sock)
         self._flows.add(flow)
+        self._share()
         flow.start()
 
     _accepted_dns = _accepted
@@ -147,6 +164,7 @@ class Gateway:
     def done(self, flow: Flow) -> None:
         """A flow ended."""
         self._flows.discard(flow)
+        self._share()
         for acceptor in self._listening:
             acceptor.again()
 
@@ -219,10 +237,23 @@ class Gateway:
             flow.rejudge()
 
     def tick(self) -> None:
-        """Looks whether something of the policy has expired since."""
+        """Looks whether something of the policy has expired since, and whether the authority's certificate soon will."""
         if self._next_change is not None and self.now() >= self._next_change:
             self._next_change = self.policy.next_change(self.now())
+            self._authority.constrain(self.policy.allowed_names(self.now()), self._date())
             self.rejudge()
+            self._tell_renewed()
+        elif self._authority.renewal_due(self._date()):
+            self._authority.constrain(self.policy.allowed_names(self.now()), self._date())
+            self._tell_renewed()
+
+    def _tell_renewed(self) -> None:
+        self._tell(
+            "gateway.renewed",
+            GatewayRenewed(
+                sandbox_id=self.sandbox_id, generation=self.generation, ca_certificate=self._authority.certificate
+            ),
+        )
 
     def opened(self) -> GatewayOpened:
         """The answer to `gateway.open` and `gateway.policy`."""
@@ -240,8 +271,21 @@ class Gateway:
 
     def _take_limits(self) -> None:
         limits = self.policy.limits
+        self._shares = 0
+        self._share()
+        self.rehomes = any(rule.rehome for rule in self.policy.rules)
         self._dns_bucket.change(limits.dns_per_s, limits.dns_per_s * 4)
         self._bucket.change(limits.connections_per_s, limits.connections_per_s * 2)
+
+    def _share(self) -> None:
+        """Divides the buffers anew when there are twice as many flows as they were divided for, or a quarter."""
+        flows = max(1, len(self._flows))
+        if self._shares // 4 <= flows <= self._shares:
+            return
+        self._shares = 1 << (flows - 1).bit_length()
+        self.room = max(MIN_ROOM, min(MAX_ROOM, self.policy.limits.buffer // (2 * self._shares)))
+        for flow in self._flows:
+            flow.give_room(self.room)
 
     def _date(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self.now(), datetime.UTC)
@@ -334,7 +378,6 @@ class Gateway:
 
     async def close(self, reason: str = "closed") -> None:
         """Cuts all flows and serves no more; whoever holds the listeners still may give them to another. May be repeated."""
-        self._closed = True
         self._stop_listening()
         await self.cut(reason)
 

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from hatchway.egress.http.seam import StreamLost
 
 HIGH_WATER = 64 * 1024
-"""Octets that may wait in either direction before the side that sends is stopped."""
+"""Octets that may wait in either direction before the side that sends is stopped; fewer where a sandbox has many streams."""
+MAX_RECEIVED = 256 * 1024
+"""Octets that are taken from the kernel at once, at most."""
 CLOSE_WITHIN_S = 10.0
 LINGER_S = 2.0
 LINGER_BYTES = 1024 * 1024
@@ -24,9 +26,12 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 class TcpStream(asyncio.Protocol):
     """A TCP connection, accepted or dialled. `counted` is called with the octets of each direction as they pass: in, out."""
 
-    def __init__(self, counted: Callable[[int, int], None] | None = None) -> None:
+    def __init__(self, counted: Callable[[int, int], None] | None = None, room: int = 2 * MAX_RECEIVED) -> None:
+        """`room`: see `give_room`."""
         self._transport: asyncio.Transport | None = None
         self._counted = counted
+        self._water = HIGH_WATER
+        self._room = room
         self._chunks: list[bytes] = []
         self._size = 0
         self._ended = False
@@ -50,7 +55,7 @@ class TcpStream(asyncio.Protocol):
         """Part of asyncio's protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=HIGH_WATER)
+        self.give_room(self._room)
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio's protocol."""
@@ -67,7 +72,7 @@ class TcpStream(asyncio.Protocol):
             return
         self._chunks.append(data)
         self._size += len(data)
-        if self._size >= HIGH_WATER:
+        if self._size >= self._water:
             self.stop_reading()
         self._wake_reader()
 
@@ -199,6 +204,15 @@ class TcpStream(asyncio.Protocol):
         """The peer's address; empty when it is not known."""
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(name[0]) if isinstance(name, tuple) else ""
+
+    def give_room(self, room: int) -> None:
+        """How many octets may be held for one direction of this stream: what waits, and one piece from the kernel."""
+        self._room = room
+        self._water = min(HIGH_WATER, room // 2)
+        if self._transport is not None and not self._lost:
+            self._transport.set_write_buffer_limits(high=self._water)
+            if hasattr(self._transport, "max_size"):  # of asyncio's selector transports: what one `recv` asks for
+                self._transport.max_size = min(MAX_RECEIVED, room // 2)
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Calls back once when the transport is gone, at once when it is already."""

@@ -54,10 +54,12 @@ class TlsStream:
         """DER of the peer's certificate."""
         return self._tls.getpeercert(binary_form=True)
 
-    async def _shake(self) -> None:
+    async def _shake(self, turn: asyncio.Lock) -> None:
         while True:
             try:
-                self._tls.do_handshake()
+                async with turn:
+                    await asyncio.sleep(0)
+                    self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush()
                 data = await self._under.read()
@@ -181,15 +183,18 @@ async def handshake(
     *,
     server_side: bool,
     server_hostname: str | None = None,
+    turn: asyncio.Lock | None = None,
     within: float = HANDSHAKE_WITHIN_S,
 ) -> TlsStream:
     """Does the handshake and returns the stream inside. The one under it stays the caller's when this raises.
+
+    `turn` is that of a sandbox: in each round of the loop one of its handshakes gets on, so that many of them stop nobody else.
 
     Raises `ssl.SSLError` (with what the peer's certificate lacks), `StreamLost`, and `TimeoutError` after `within` seconds.
     """
     stream = TlsStream(under, context, server_side=server_side, server_hostname=server_hostname)
     async with asyncio.timeout(within):
-        await stream._shake()
+        await stream._shake(turn or asyncio.Lock())
     return stream
 
 

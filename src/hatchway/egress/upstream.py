@@ -120,8 +120,10 @@ class Dialler:
         alpn: tuple[str, ...] = (),
         counted: Callable[[int, int], None] | None = None,
         made: Callable[[TcpStream], None] | None = None,
+        turn: asyncio.Lock | None = None,
     ) -> Dialled:
-        """Connects, and speaks TLS where the target says so. `counted`: see `TcpStream`; `made` gets the stream while TLS is not done yet.
+        """Connects, and speaks TLS where the target says so. `counted`: see `TcpStream`; `made` gets the stream while TLS is not done yet;
+        `turn`: see `tls.handshake`.
 
         Raises `FlowError`: `resolve_failed address_denied connect_failed proxy_failed tls_failed`.
         """
@@ -138,7 +140,7 @@ class Dialler:
             made(under)
         if target.tls:
             try:
-                await self._secure(dialled, under, target, alpn)
+                await self._secure(dialled, under, target, alpn, turn)
             except BaseException:
                 under.abort()
                 raise
@@ -228,10 +230,12 @@ class Dialler:
 
     # -- TLS
 
-    async def _secure(self, dialled: Dialled, under: TcpStream, target: Target, alpn: tuple[str, ...]) -> None:
+    async def _secure(
+        self, dialled: Dialled, under: TcpStream, target: Target, alpn: tuple[str, ...], turn: asyncio.Lock | None
+    ) -> None:
         context = self._context(target, alpn)
         try:
-            stream = await handshake(under, context, server_side=False, server_hostname=target.host)
+            stream = await handshake(under, context, server_side=False, server_hostname=target.host, turn=turn)
         except ssl.SSLCertVerificationError as error:
             raise FlowError(
                 "tls_failed", f"the certificate of {target.host} is not valid: {error.verify_message}"

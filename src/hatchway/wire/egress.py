@@ -207,6 +207,14 @@ class AskEnded(Struct, frozen=True, kw_only=True):
     why: str
 
 
+class GatewayRenewed(Struct, frozen=True, kw_only=True):
+    """Event `gateway.renewed`: the authority has another certificate, since half of the former's time is over, or something of the policy ended."""
+
+    sandbox_id: str
+    generation: int
+    ca_certificate: str
+
+
 METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "gateway.open": (GatewaySpec, GatewayOpened),
     "gateway.policy": (GatewayPolicy, GatewayOpened),
@@ -217,6 +225,6 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "gateway.asks": (Empty, AskList),
     "gateway.answer": (AskAnswer, Empty),
 }
-"""Method name → (request, answer). Events: `gateway.asked` (`Asked`), `gateway.ask_ended` (`AskEnded`)."""
+"""Method name → (request, answer). Events: `gateway.asked` (`Asked`), `gateway.ask_ended` (`AskEnded`), `gateway.renewed` (`GatewayRenewed`)."""
 
 FdsAnswer = ListenersTaken | ListenersRefused
