@@ -16,6 +16,7 @@ from hatchway.egress.http.judging import Going
 from hatchway.egress.http.lines import Line, Stale, no_answer
 from hatchway.egress.http.seam import BoundFlow, Exchange, FlowError, StreamLost
 from hatchway.egress.http.terms import TermsBook
+from hatchway.egress.http.waiting import Alarm
 
 KEPT_S = 60.0
 FRESH_S = 2.0
@@ -40,6 +41,11 @@ class Incoming(Protocol):
         ...
 
     @property
+    def alarm(self) -> Alarm:
+        """Of the task that carries the request."""
+        ...
+
+    @property
     def begun(self) -> bool:
         """The answer began: nothing else can be said any more."""
         ...
@@ -48,8 +54,8 @@ class Incoming(Protocol):
         """The whole body, when it is here and small; None: it is still to be read by `piece`. Raises `HatchwayError` for a bad one."""
         ...
 
-    async def piece(self) -> bytes:
-        """The next octets of the body; `b""` at its end. Raises `HatchwayError` for a bad or slow one, `StreamLost`."""
+    async def piece(self, alarm: Alarm) -> bytes:
+        """The next octets of the body; `b""` at its end. `alarm` is of the task that calls. Raises `HatchwayError` for a bad or slow one, `StreamLost`."""
         ...
 
     def go_on(self) -> None:
@@ -272,7 +278,7 @@ class _Carrier:
         self._incoming.go_on()
         pieces = []
         try:
-            while piece := await self._incoming.piece():
+            while piece := await self._incoming.piece(self._incoming.alarm):
                 pieces.append(piece)
         except StreamLost as error:
             raise Over from error
@@ -290,7 +296,7 @@ class _Carrier:
         try:
             if body is None:
                 upload = self._start_upload()
-                answer = await self._line_now.answer(self._going.request.method)
+                answer = await self._line_now.answer(self._going.request.method, self._incoming.alarm)
             else:
                 answer = await self._answer_at_once(body)
             await self._pass_on(answer)
@@ -339,7 +345,7 @@ class _Carrier:
                 request.method, self._going.target, self._all.authority, self._going.fields, len(body), body
             )
             try:
-                return await line.answer(request.method)
+                return await line.answer(request.method, self._incoming.alarm)
             except Stale as stale:
                 if request.method not in _REPEATABLE:
                     raise no_answer(str(stale)) from stale
@@ -360,20 +366,21 @@ class _Carrier:
 
     async def _upload(self, line: Line, *, chunked: bool) -> None:
         """Sends the body as it comes. What is wrong with it ends the connection to the outside, so that nobody there takes it for whole."""
+        alarm = Alarm()
         try:
-            while piece := await self._incoming.piece():
+            while piece := await self._incoming.piece(alarm):
                 self._sent += len(piece)
                 judging.check_size(self._sent, self._going.terms.max_body)
                 if self._scan is not None:
                     piece = self._scan.take(piece)
                 if piece:
                     self._count_out(len(piece))
-                    if not await self._to_line(line, piece, chunked=chunked):
+                    if not await self._to_line(line, piece, alarm, chunked=chunked):
                         return
             rest = self._scan.rest() if self._scan is not None else b""
             if rest:
                 self._count_out(len(rest))
-                if not await self._to_line(line, rest, chunked=chunked):
+                if not await self._to_line(line, rest, alarm, chunked=chunked):
                     return
             if chunked:
                 line.end_chunks()
@@ -381,12 +388,14 @@ class _Carrier:
         except (HatchwayError, FlowError, StreamLost) as error:
             self._upload_error = error
             line.stream.abort()
+        finally:
+            alarm.stop()
 
-    async def _to_line(self, line: Line, piece: bytes, *, chunked: bool) -> bool:
+    async def _to_line(self, line: Line, piece: bytes, alarm: Alarm, *, chunked: bool) -> bool:
         """False: the other side takes no more; what it answered, if anything, is read by the other direction."""
         line.write_piece(piece, chunked=chunked)
         try:
-            await line.drain()
+            await line.drain(alarm)
         except TimeoutError:
             line.stream.abort()
             return False
@@ -415,7 +424,7 @@ async def pass_on(incoming: Incoming, line: Line, exchange: Exchange, going: Goi
     if bodiless and (going.request.method == "HEAD" or answer.status == 304):
         passed += [field for field in answer.fields if field[0] == "content-length"]
     incoming.begin(answer.status, answer.reason, passed, answer.length, bodiless=bodiless)
-    while piece := await line.piece():
+    while piece := await line.piece(incoming.alarm):
         octets += len(piece)
         if octets > going.terms.max_answer:
             raise _answer_too_large(going.terms.max_answer)

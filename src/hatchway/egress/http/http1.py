@@ -9,6 +9,7 @@ from hatchway.egress.http.exchanges import MAX_HERE, Exchanges, Over, answer_to
 from hatchway.egress.http.heads import Fields, RequestHead, Unclear, malformed
 from hatchway.egress.http.lines import head_of
 from hatchway.egress.http.seam import Stream, StreamLost
+from hatchway.egress.http.waiting import Alarm
 
 HEAD_WITHIN_S = 10.0
 """How long a head may take from its first octet on, and a fresh connection until that comes."""
@@ -33,10 +34,17 @@ class Http1:
         self.exchanges = exchanges
         self.data = b""
         """What came and belongs to nothing yet."""
+        self.alarm = Alarm()
         self._served = 0
 
     async def serve(self) -> None:
         """Serves requests until the client is done, or one of them ends the connection. Raises `StreamLost`."""
+        try:
+            await self._serve()
+        finally:
+            self.alarm.stop()
+
+    async def _serve(self) -> None:
         while True:
             incoming: Incoming1 | None = None
             try:
@@ -75,8 +83,7 @@ class Http1:
 
     async def more(self, within: float) -> bytes:
         """Octets that came, at least one; `b""` at the client's end. Raises `TimeoutError` and `StreamLost`."""
-        async with asyncio.timeout(within):
-            return await self.client.read()
+        return await self.alarm.within(within, self.client.read())
 
     async def _head(self) -> RequestHead | None:
         """The next request's head; None: there is none. Raises a `HatchwayError` for what is no head, too long or too slow."""
@@ -122,6 +129,7 @@ class Incoming1:
         self.head = head
         self.connection = connection
         self._client = connection.client
+        self.alarm = connection.alarm
         self._body = framing.of_request(head.length)
         self._first = b""
         self._chunked = False
@@ -147,7 +155,7 @@ class Incoming1:
             return piece
         return None
 
-    async def piece(self) -> bytes:
+    async def piece(self, alarm: Alarm) -> bytes:
         """See `Incoming`."""
         if self._first:
             piece, self._first = self._first, b""
@@ -161,7 +169,7 @@ class Incoming1:
                 data, self.connection.data = self.connection.data, b""
                 if not data:
                     before = loop.time()
-                    data = await self._more()
+                    data = await self._more(alarm)
                     self._waited += loop.time() - before
                 piece = self._take(data)
                 self._read += len(piece)
@@ -233,9 +241,9 @@ class Incoming1:
             raise malformed(str(error)) from error
         return piece
 
-    async def _more(self) -> bytes:
+    async def _more(self, alarm: Alarm) -> bytes:
         try:
-            data = await self.connection.more(BODY_IDLE_S)
+            data = await alarm.within(BODY_IDLE_S, self._client.read())
         except TimeoutError:
             raise _slow(f"Nothing of it came for {BODY_IDLE_S:g} s.") from None
         if not data:
@@ -243,8 +251,7 @@ class Incoming1:
         return data
 
     async def _taken(self) -> None:
-        async with asyncio.timeout(TAKE_WITHIN_S):
-            await self._client.drain()
+        await self.alarm.within(TAKE_WITHIN_S, self._client.drain())
 
 
 def _slow(why: str) -> TooSlow:

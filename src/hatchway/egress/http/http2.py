@@ -23,6 +23,7 @@ from hatchway.egress.http.exchanges import MAX_HERE, Exchanges, Over, answer_to
 from hatchway.egress.http.heads import Fields, RequestHead, Unclear
 from hatchway.egress.http.http1 import BODY_IDLE_S, HEAD_WITHIN_S, IDLE_S, MIN_RATE, TAKE_WITHIN_S
 from hatchway.egress.http.seam import Stream, StreamLost
+from hatchway.egress.http.waiting import Alarm
 
 MAX_STREAMS = 64
 WINDOW = 64 * 1024
@@ -324,6 +325,7 @@ class Incoming2:
         self.number = number
         self.head = head
         self.window = asyncio.Event()
+        self.alarm = Alarm()
         self.gone = False
         """Nobody takes its body, or its answer, any more."""
         self._connection = connection
@@ -357,6 +359,7 @@ class Incoming2:
     def leave(self) -> None:
         """It is over: what is left of the body makes room in the connection's window."""
         self.gone = True
+        self.alarm.stop()
         for _, size in self._pieces:
             self._connection.took(self.number, size)
         self._pieces.clear()
@@ -371,7 +374,7 @@ class Incoming2:
             return None
         return b"".join(self._next() for _ in range(len(self._pieces)))
 
-    async def piece(self) -> bytes:
+    async def piece(self, alarm: Alarm) -> bytes:
         """See `Incoming`."""
         loop = asyncio.get_running_loop()
         while True:
@@ -391,8 +394,7 @@ class Incoming2:
             self._came.clear()
             before = loop.time()
             try:
-                async with asyncio.timeout(BODY_IDLE_S):
-                    await self._came.wait()
+                await alarm.within(BODY_IDLE_S, self._came.wait())
             except TimeoutError:
                 raise _slow(f"Nothing of it came for {BODY_IDLE_S:g} s.") from None
             self._waited += loop.time() - before
@@ -420,8 +422,7 @@ class Incoming2:
                 self._h2.send_data(self.number, part)
             at += len(part)
             self._connection.flush()
-            async with asyncio.timeout(TAKE_WITHIN_S):
-                await self._connection.client.drain()
+            await self.alarm.within(TAKE_WITHIN_S, self._connection.client.drain())
 
     async def finish(self) -> None:
         """See `Incoming`."""
@@ -469,8 +470,7 @@ class Incoming2:
             if room > 0:
                 return room
             self.window.clear()
-            async with asyncio.timeout(TAKE_WITHIN_S):
-                await self.window.wait()
+            await self.alarm.within(TAKE_WITHIN_S, self.window.wait())
 
     def _reset_stream(self, code: h2.errors.ErrorCodes) -> None:
         with contextlib.suppress(h2.exceptions.ProtocolError):

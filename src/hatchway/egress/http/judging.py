@@ -13,7 +13,7 @@ from hatchway.domain.errors import Forbidden, HatchwayError, HeadTooLarge, Inval
 from hatchway.domain.policy.paths import PathRefused, canonical_path
 from hatchway.domain.policy.verdicts import Action, Request, Verdict
 from hatchway.egress.http import fields, placeholders
-from hatchway.egress.http.heads import Fields, RequestHead, malformed
+from hatchway.egress.http.heads import MAX_HEAD, Fields, RequestHead, malformed
 from hatchway.egress.http.terms import Terms
 
 _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -123,7 +123,7 @@ def prepare(request: Request, head: RequestHead, verdict: Verdict, terms: Terms,
             "Send a shorter one.",
             limit=terms.max_url,
         )
-    if sum(len(name) + len(value) + 4 for name, value in head.fields) > terms.max_head:
+    if terms.max_head < MAX_HEAD and sum(len(name) + len(value) + 4 for name, value in head.fields) > terms.max_head:
         raise HeadTooLarge(
             "head_too_large",
             f"The headers take more than the {terms.max_head} octets that the rule allows.",
@@ -156,7 +156,6 @@ def prepare(request: Request, head: RequestHead, verdict: Verdict, terms: Terms,
         only=terms.only,
         put=terms.put,
     )
-    kind = next((value for name, value in head.fields if name == "content-type"), "").partition(";")[0].strip().lower()
     return Going(
         request,
         verdict,
@@ -164,8 +163,12 @@ def prepare(request: Request, head: RequestHead, verdict: Verdict, terms: Terms,
         target=f"{request.path}?{query}" if query else request.path,
         fields=sent,
         credential=credential,
-        needles=placeholders.OVERRIDE_NEEDLES if kind in _FORMS and head.length != 0 else (),
+        needles=placeholders.OVERRIDE_NEEDLES if head.length != 0 and _is_form(head.fields) else (),
     )
+
+
+def _is_form(sent: Fields) -> bool:
+    return any(name == "content-type" and value.partition(";")[0].strip().lower() in _FORMS for name, value in sent)
 
 
 def check_size(length: int, limit: int) -> None:

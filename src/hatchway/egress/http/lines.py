@@ -1,12 +1,12 @@
 """A connection to the outside that speaks HTTP/1.1: requests are written as they were decided, answers are taken apart strictly."""
 
-import asyncio
 from collections.abc import Iterable
 
 from hatchway.domain.errors import BadGateway, HatchwayError
 from hatchway.egress.http import framing, heads
 from hatchway.egress.http.heads import AnswerHead, Fields, Unclear, bad_answer
 from hatchway.egress.http.seam import Stream, StreamLost
+from hatchway.egress.http.waiting import Alarm
 
 ANSWER_WITHIN_S = 600.0
 """How long a server may take before its answer begins: models think long."""
@@ -62,18 +62,17 @@ class Line:
         """The body that went in chunks is whole."""
         self.stream.write(framing.LAST_CHUNK)
 
-    async def drain(self) -> None:
+    async def drain(self, alarm: Alarm) -> None:
         """Waits until the other side took enough. Raises `StreamLost` and `TimeoutError`."""
-        async with asyncio.timeout(DRAIN_WITHIN_S):
-            await self.stream.drain()
+        await alarm.within(DRAIN_WITHIN_S, self.stream.drain())
 
-    async def answer(self, method: str, *, upgraded: bool = False) -> AnswerHead:
+    async def answer(self, method: str, alarm: Alarm, *, upgraded: bool = False) -> AnswerHead:
         """The head of the answer; interim ones end here. `upgraded`: 101 is what was asked for.
 
         Raises `Stale`, and `BadGateway` (`upstream_bad_answer upstream_no_answer`).
         """
         for _ in range(_MAX_INTERIM):
-            head = heads.parse_answer(await self._head(), method)
+            head = heads.parse_answer(await self._head(alarm), method)
             if head.status >= 200:
                 break
             if head.status == 101:
@@ -87,7 +86,7 @@ class Line:
         self._keeps = head.keep
         return head
 
-    async def piece(self) -> bytes:
+    async def piece(self, alarm: Alarm) -> bytes:
         """The next octets of the answer's body; `b""` at its end. Raises `BadGateway` and `StreamLost` when it is cut off."""
         body = self._body
         while not body.done:
@@ -96,7 +95,7 @@ class Line:
             else:
                 data, self._data = self._data, b""
                 if not data:
-                    data = await self._read(ANSWER_IDLE_S)
+                    data = await self._read(ANSWER_IDLE_S, alarm)
                     if not data:
                         if isinstance(body, framing.ToEnd):
                             body.done = True
@@ -129,7 +128,7 @@ class Line:
         except Unclear as error:
             raise bad_answer(str(error)) from error
 
-    async def _head(self) -> bytes:
+    async def _head(self, alarm: Alarm) -> bytes:
         looked = 0
         while True:
             if self._data:
@@ -143,7 +142,7 @@ class Line:
                     return head
                 looked = len(self._data)
             try:
-                data = await self._read(ANSWER_WITHIN_S)
+                data = await self._read(ANSWER_WITHIN_S, alarm)
             except StreamLost as error:
                 raise self._unanswered("the connection was lost before the answer") from error
             if not data:
@@ -155,10 +154,9 @@ class Line:
             return Stale(why)
         return no_answer(why)
 
-    async def _read(self, within: float) -> bytes:
+    async def _read(self, within: float, alarm: Alarm) -> bytes:
         try:
-            async with asyncio.timeout(within):
-                return await self.stream.read()
+            return await alarm.within(within, self.stream.read())
         except TimeoutError:
             raise no_answer(f"nothing came for {within:g} s") from None
 

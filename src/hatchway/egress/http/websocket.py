@@ -21,6 +21,7 @@ from hatchway.egress.http.heads import AnswerHead, RequestHead, bad_answer, malf
 from hatchway.egress.http.judging import Going
 from hatchway.egress.http.lines import Line, Stale, head_of, no_answer
 from hatchway.egress.http.seam import Exchange, FlowError, Stream, StreamLost
+from hatchway.egress.http.waiting import Alarm
 
 if TYPE_CHECKING:
     from hatchway.egress.http.http1 import Http1, Incoming1
@@ -83,7 +84,7 @@ async def serve(connection: "Http1", incoming: "Incoming1") -> None:
     try:
         exchange = exchanges.flow.begin(going.request, going.verdict, cut_off)
         key_sent = base64.b64encode(os.urandom(16)).decode()
-        answer = await _ask(exchanges, going, line, key_sent, offered)
+        answer = await _ask(exchanges, going, line, key_sent, offered, incoming.alarm)
         if answer.status != 101:
             try:
                 await pass_on(incoming, line, exchange, going, answer)
@@ -111,7 +112,9 @@ async def serve(connection: "Http1", incoming: "Incoming1") -> None:
         exchanges.drop(line)
 
 
-async def _ask(exchanges: Exchanges, going: Going, line: Line, key: str, offered: list[str]) -> AnswerHead:
+async def _ask(
+    exchanges: Exchanges, going: Going, line: Line, key: str, offered: list[str], alarm: Alarm
+) -> AnswerHead:
     sent = [
         *going.fields,
         ("connection", "Upgrade"),
@@ -122,7 +125,7 @@ async def _ask(exchanges: Exchanges, going: Going, line: Line, key: str, offered
     if offered:
         sent.append(("sec-websocket-protocol", ", ".join(offered)))
     line.write_request("GET", going.target, exchanges.authority, sent, 0)
-    return await line.answer("GET", upgraded=True)
+    return await line.answer("GET", alarm, upgraded=True)
 
 
 def _handshake(head: RequestHead) -> tuple[str, list[str]]:
@@ -200,6 +203,7 @@ class _Relay:
         self._to_server = FrameProtocol(client=True, extensions=[])
         self._parts: list[str | bytes] = []
         self._size = 0
+        self._up_alarm = Alarm()
         self._tokens = float(FRAMES_PER_S * _BURST_S)
         self._filled = asyncio.get_running_loop().time()
 
@@ -225,6 +229,7 @@ class _Relay:
             for task in (up, down):
                 task.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
+            self._up_alarm.stop()
 
     async def _close(self, code: int, why: str) -> None:
         """Tells both sides why it ends."""
@@ -298,7 +303,7 @@ class _Relay:
     async def _send(self, frame: bytes | bytearray, size: int) -> None:
         self._exchange.count(size, 0)
         self._line.stream.write(bytes(frame))
-        await self._line.drain()
+        await self._line.drain(self._up_alarm)
 
     async def _pace(self) -> None:
         now = asyncio.get_running_loop().time()
