@@ -191,3 +191,24 @@ def test_a_trusted_key_that_is_none_is_told(text: str) -> None:
     with pytest.raises(HatchwayError) as caught:
         archive_keys.parse(text)
     assert caught.value.code == "config_invalid"
+
+
+async def test_a_node_is_asked_to_fetch_and_to_go_on(service: Service, node: NodeDouble) -> None:
+    url = "s3://bucket/archives/default/one"
+    begun = await service.http.post("/v1/uploads", json={"url": url})
+    assert begun.status_code == 201, begun.text
+    upload = begun.json()["id"]
+    assert (node.fetched[upload].url, node.fetched[upload].project) == (url, "default")
+    again = await service.http.post("/v1/uploads", json={"url": url, "upload": upload})
+    assert again.json()["id"] == upload
+    unknown = await service.http.post("/v1/uploads", json={"url": url, "upload": new_id()})
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_upload")
+    alone = await service.http.post("/v1/uploads", json={"upload": upload})
+    assert (alone.status_code, alone.json()["code"]) == (422, "invalid_field")
+
+    async def refuse(_: Any) -> None:
+        raise Unprocessable("url_not_allowed", "Not from there.", "From elsewhere.", field="url")
+
+    node.hooks["upload.fetch"] = refuse
+    refused = await service.http.post("/v1/uploads", json={"url": "http://169.254.169.254/latest"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "url_not_allowed")

@@ -39,6 +39,7 @@ class NodeDouble:
         self.specs: dict[str, wire.SandboxSpec] = {}
         self.snapshots: dict[str, wire.Snapshot] = {}
         self.exports: dict[str, wire.ExportRequest] = {}
+        self.fetched: dict[str, wire.FetchUpload] = {}
         self.signatures: dict[str, bytes] = {}
         self.uploads: dict[str, wire.UploadDescription] = {}
         """Uploads that are complete, by id."""
@@ -221,6 +222,13 @@ class NodeDouble:
                 self.exports.pop(request.export_id, None)
                 self.uploads.pop(request.export_id, None)
                 return wire.Empty()
+            case "upload.fetch":
+                self.fetched[request.export_id] = request
+                return wire.UploadStatus(offset=0, fetching=True)
+            case "upload.status":
+                if request.export_id not in self.fetched:
+                    raise NotFound("unknown_upload", "There is no such upload here.", "")
+                return wire.UploadStatus(offset=5, size=10)
             case "upload.describe":
                 if request.export_id not in self.uploads:
                     raise NotFound("unknown_upload", "There is no such upload here.", "")

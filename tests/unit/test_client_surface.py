@@ -57,7 +57,7 @@ METHODS = {
     "Projects": "create delete get list update",
     "Tokens": "list revoke revoke_all",
     "Audit": "export follow head list",
-    "Archives": "delete export fetch get list load",
+    "Archives": "delete export fetch get list load load_from",
 }
 
 

@@ -13,6 +13,8 @@ from .shared import with_front
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hatchway.client import SandboxInfo
+
 PASSPHRASE = "HATCHWAY_PASSPHRASE"
 _SEALED = b"HWSEALED"
 
@@ -87,16 +89,40 @@ def export(
 @with_front
 def import_(
     front: Front,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An archive.", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|URL", help="An archive, here or where a node fetches it.", show_default=False)
+    ],
+    encrypted: Annotated[
+        bool, typer.Option("--encrypted", help=f"It is, at a URL: the passphrase is of {PASSPHRASE}, or asked for.")
+    ] = False,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Another name for it.", show_default=False)
     ] = None,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Its memory too, or its disk alone.")] = True,
 ) -> None:
-    """Make a sandbox of a file: suspended where it has memory, else stopped."""
+    """Make a sandbox of an archive: suspended where it has memory, else stopped.
+
+    A URL lies in the service's store, below archives/PROJECT/, or under another prefix that its operator allows.
+    """
+    if "://" in source:
+        passphrase = _passphrase(twice=False) if encrypted else None
+        _show(front, front.client.archives.load_from(source, passphrase=passphrase, memory=memory, name=name).info)
+    else:
+        _show(front, _load(front, Path(source), memory, name))
+
+
+def _show(front: Front, made: "SandboxInfo") -> None:
+    from .output import print_json
+
+    if front.json:
+        print_json(made)
+    else:
+        print(f"{made.id}  {made.state}")
+
+
+def _load(front: Front, file: Path, memory: bool, name: str | None) -> "SandboxInfo":
     from hatchway.client.bodies import Body, read_all
 
-    from .output import print_json
     from .progress import meter
 
     try:
@@ -114,10 +140,7 @@ def import_(
                 )
     except OSError as error:
         raise _local(error, file) from None
-    if front.json:
-        print_json(made.info)
-    else:
-        print(f"{made.id}  {made.state}")
+    return made.info
 
 
 @with_front

@@ -72,3 +72,25 @@ class AsyncArchives:
         body = calls.compact(memory=memory, name=name, metadata=metadata, env=env)
         info, operation = await self._driver.run(archivecalls.load(upload, body, timeout_s=timeout))
         return AsyncSandbox(self._driver, info, operation)
+
+    async def load_from(
+        self,
+        url: str,
+        *,
+        passphrase: str | None = None,
+        memory: bool = True,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 3600.0,
+    ) -> "AsyncSandbox":
+        """Makes a sandbox of an archive that its node fetches by itself: see `load`. `url` lies under a prefix that the service's operator allows.
+
+        Raises `Unprocessable("url_not_allowed")`, and `OperationFailed` where it cannot be fetched.
+        """
+        from .aio import AsyncSandbox
+
+        upload = await self._driver.run(archivecalls.fetched(url, passphrase, timeout))
+        body = calls.compact(memory=memory, name=name, metadata=metadata, env=env)
+        info, operation = await self._driver.run(archivecalls.load(upload, body, timeout_s=timeout))
+        return AsyncSandbox(self._driver, info, operation)

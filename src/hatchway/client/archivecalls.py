@@ -147,6 +147,38 @@ def upload(body: Body, passphrase: str | None) -> Flow[str]:
     raise AssertionError("the last round returns or raises")
 
 
+class _Fetched(msgspec.Struct):
+    offset: int
+    complete: bool = False
+    fetching: bool = False
+    error: dict[str, Any] | None = None
+
+
+def fetched(url: str, passphrase: str | None, timeout_s: float) -> Flow[str]:
+    """Has a node fetch an archive, and waits for it; returns the id of the upload. A node that was restarted goes on with it."""
+    headers, left, upload, again = secret(passphrase), timeout_s, None, ATTEMPTS
+    while True:
+        body = {"url": url} if upload is None else {"url": url, "upload": upload}
+        # Begun twice, one of the two is removed after an hour.
+        right = decode((yield from exchange(Request("POST", "/v1/uploads", json=body, repeatable=True))).body, _Right)
+        upload, at = right.id, right.url.removesuffix("/content")
+        state = _Fetched(0, fetching=True)
+        while state.fetching:
+            if left <= 0:
+                raise WaitTimeout(upload, timeout_s, None)
+            yield Pause(POLL_S)
+            left -= POLL_S
+            state = decode((yield from exchange(Request("GET", at, token=right.token))).body, _Fetched)
+        if state.complete:
+            yield from exchange(Request("POST", at + "/open", headers=headers, token=right.token, timeout_s=SLOW_S))
+            return upload
+        again -= 1
+        if state.error is not None or again <= 0:
+            error = state.error or {}
+            code, cause = str(error.get("code", "fetch_failed")), str(error.get("cause", "It was not fetched."))
+            raise OperationFailed(code, cause, str(error.get("remedy", "")), operation_id=upload, sandbox_id=None)
+
+
 def load(upload_id: str, body: Mapping[str, object], *, timeout_s: float) -> Flow[tuple[SandboxInfo, Operation]]:
     """Makes a sandbox of an upload."""
     headers = {"Idempotency-Key": uuid.uuid4().hex}

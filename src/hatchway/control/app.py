@@ -190,7 +190,7 @@ class _Path:
         if self._plane.ending.is_set():
             raise Unavailable("closing", "The service is being stopped.", "Try again in a moment.")
         raw = await requests.read_body(request) if endpoint.body is not None else b""
-        if not raw and endpoint.body not in (None, NoBody):
+        if not raw and endpoint.body is not None and not issubclass(endpoint.body, NoBody):
             raise InvalidRequest("body_missing", "The request has no body.", "Send one JSON object.")
         if raw:
             require_json(request.headers.get("content-type"))

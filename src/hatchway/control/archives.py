@@ -5,10 +5,10 @@ The octets go between client and node, over the data plane; here is who may, and
 
 import asyncio
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from hatchway.control import archive_keys, requests, views
@@ -17,6 +17,7 @@ from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.control.fields import Name, check_caps, check_env, check_metadata, unknown_template
 from hatchway.control.nodes import NodeLink, node_timeout, quietly, unreachable
 from hatchway.control.verbs import signed_export
+from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unprocessable
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind
@@ -24,8 +25,10 @@ from hatchway.domain.quotas import template_allowed
 from hatchway.storage import exports, projects, snapshots
 from hatchway.storage.accepting import NewSandbox
 from hatchway.storage.exports import ExportRow
-from hatchway.wire.node import Empty, ExportRef, ExportRequest, UploadDescription
+from hatchway.wire.node import Empty, ExportRef, ExportRequest, FetchUpload, Struct, UploadDescription, UploadStatus
 from hatchway.wire.tokens import ARCHIVES
+
+S = TypeVar("S", bound=Struct)
 
 LOOK_WITHIN_S = 30.0
 NODE_WAIT_S = 3.0
@@ -37,6 +40,20 @@ class MakeExport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     include_template: bool = False
     """With the template's files: for an installation that does not have it."""
+
+
+class MakeUpload(NoBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nothing, for an archive that the client brings; or where a node fetches it from."""
+
+    url: (
+        Annotated[
+            str, Meta(max_length=1000, description="Address of an archive, under a prefix that the operator allows.")
+        ]
+        | UnsetType
+    ) = UNSET
+    upload: Annotated[str, Meta(description="Id of an upload of this address that was not finished.")] | UnsetType = (
+        UNSET
+    )
 
 
 class MakeImport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,11 +206,23 @@ async def token(call: Call[NoBody]) -> Response:
     return answer(_right(call, link, row.id, f"/v1/exports/{row.id}/content", row.expires_at), 201)
 
 
-async def upload(call: Call[NoBody]) -> Response:
-    """Signs the right to bring an archive to a node."""
+async def upload(call: Call[MakeUpload]) -> Response:
+    """Signs the right to bring an archive to a node, or has a node fetch one."""
+    body, upload_id = call.body, new_id()
     await call.plane.nodes.wait(None, within=NODE_WAIT_S)
     link = call.plane.nodes.ready()[0]
-    upload_id = new_id()
+    if body.upload is not UNSET:
+        upload_id = requests.check_id(body.upload, "upload", NotFound)
+        if body.url is UNSET:
+            raise invalid_field("url", "it is missing beside `upload`.", "the address that is fetched")
+        link, _ = await _found(call, upload_id, "upload.status", UploadStatus)
+    if body.url is not UNSET:
+        await call.plane.database.require_room()
+        request = FetchUpload(export_id=upload_id, project=call.project, url=body.url)
+        try:
+            await link.call("upload.fetch", request, UploadStatus, within=LOOK_WITHIN_S)
+        except TimeoutError:
+            raise node_timeout() from None
     return answer(_right(call, link, upload_id, f"/v1/uploads/{upload_id}/content", None), 201)
 
 
@@ -202,7 +231,7 @@ async def import_(call: Call[MakeImport]) -> Response:
     body, plane = call.body, call.plane
     upload_id = requests.check_id(body.upload, "upload", NotFound)
     await plane.database.require_room()
-    link, told = await _described(call, upload_id)
+    link, told = await _found(call, upload_id, "upload.describe", UploadDescription)
     memory = body.memory and told.kind == SnapshotKind.FULL
     if memory and told.memory_problem:
         raise Conflict(
@@ -242,13 +271,13 @@ async def import_(call: Call[MakeImport]) -> Response:
     return await proceed(call, accepted)
 
 
-async def _described(call: Call[MakeImport], upload_id: str) -> tuple[NodeLink, UploadDescription]:
-    """The node that has an upload, and what that is. Raises `NotFound("unknown_upload")`, and what is wrong with it."""
+async def _found(call: Call[Any], upload_id: str, method: str, kind: type[S]) -> tuple[NodeLink, S]:
+    """The node that has an upload, and what it says of that. Raises `NotFound("unknown_upload")`, and what is wrong with it."""
     await call.plane.nodes.wait(None, within=NODE_WAIT_S)
     ref = ExportRef(export_id=upload_id, project=call.project)
     for link in call.plane.nodes.ready():
         try:
-            return link, await link.call("upload.describe", ref, UploadDescription, within=LOOK_WITHIN_S)
+            return link, await link.call(method, ref, kind, within=LOOK_WITHIN_S)
         except NotFound:
             continue
     raise NotFound("unknown_upload", f"There is no upload {upload_id}.", "It may be over: upload again.")
@@ -357,12 +386,12 @@ ENDPOINTS = (
         "POST",
         "/v1/uploads",
         upload,
-        "Get the right to bring an archive to a node",
+        "Get the right to bring an archive to a node, or have a node fetch one",
         {201: ArchiveToken},
         "archives",
         scope="write",
-        body=NoBody,
-        errors=(503,),
+        body=MakeUpload,
+        errors=(404, 409, 503, 507),
     ),
     Endpoint(
         "POST",

@@ -102,7 +102,10 @@ def _operation(endpoint: Endpoint, query: dict[str, Any]) -> dict[str, Any]:
         }
     elif endpoint.body is not None:
         schema = {"$ref": REF.format(name=endpoint.body.__name__)}
-        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        made["requestBody"] = {
+            "required": not issubclass(endpoint.body, NoBody),
+            "content": {"application/json": {"schema": schema}},
+        }
     return made
 
 

@@ -13,6 +13,8 @@ class ArchivePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Keys of other installations, as `signed_by` of their exports says; the own one is always trusted."""
     store: Annotated[str, Meta(max_length=1000)] | None = None
     """URL of the store that nodes share; None: what is suspended stays on its node. Credentials come from the environment."""
+    import_from: Annotated[tuple[Annotated[str, Meta(max_length=1000)], ...], Meta(max_length=64)] = ()
+    """Prefixes of addresses that projects may have archives fetched from, besides `archives/PROJECT/` in the store."""
 
 
 DEFAULT = ArchivePolicy()

@@ -22,6 +22,7 @@ from hatchway.domain.lifecycle import SnapshotKind, State
 from hatchway.node import record as records
 from hatchway.node.artifacts import archive, packing
 from hatchway.node.artifacts.archive import Archive
+from hatchway.node.artifacts.fetching import Fetches
 from hatchway.node.artifacts.keeper import Kept, owner_of
 from hatchway.node.artifacts.refusals import invalid
 from hatchway.node.artifacts.spool import Spool
@@ -50,10 +51,11 @@ log = logging.getLogger(__name__)
 class Imports:
     """Takes uploads in."""
 
-    def __init__(self, context: Context, sandboxes: Sandboxes, uploads: Spool) -> None:
+    def __init__(self, context: Context, sandboxes: Sandboxes, uploads: Spool, fetches: Fetches | None = None) -> None:
         self._context = context
         self._sandboxes = sandboxes
         self.uploads = uploads
+        self.fetches = fetches or Fetches(uploads)
         self._trusted: Mapping[str, Ed25519PublicKey] = {}
         self._running: dict[str, asyncio.Task[Observed]] = {}
 
@@ -280,6 +282,7 @@ class Imports:
         path, entry = self.uploads.get(upload_id, "upload")
         if entry.project != project:
             raise NotFound("unknown_upload", "There is no such upload here.", "It may be over: upload again.")
+        self.fetches.require_whole(upload_id)
         return path
 
 

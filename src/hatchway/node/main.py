@@ -21,6 +21,7 @@ from hatchway.domain.shapes import Shape
 from hatchway.domain.vmm_policy import VmmPolicy
 from hatchway.node import scrape
 from hatchway.node.activity import Uses
+from hatchway.node.artifacts.fetching import Fetches
 from hatchway.node.artifacts.keeper import Keeper
 from hatchway.node.artifacts.spool import Spool
 from hatchway.node.capacity import Capacity
@@ -83,6 +84,8 @@ class NodeConfig:
     """Who may read /metrics."""
     store: str | None = None
     """URL of the store that suspended sandboxes are kept in beside this node."""
+    import_from: tuple[str, ...] = ()
+    """Prefixes of addresses that archives may be fetched from, besides the store."""
     tls: TlsConfig | None = None
 
 
@@ -149,7 +152,9 @@ async def _run(
     )
     sandboxes = Sandboxes(context, Snapshots(config.folder / "snapshots"))
     exports = Exports(context, sandboxes.snapshots, Spool(config.folder / "exports"))
-    imports = Imports(context, sandboxes, Spool(config.folder / "uploads"))
+    uploads = Spool(config.folder / "uploads")
+    fetches = Fetches(uploads, store=config.store, allowed=config.import_from)
+    imports = Imports(context, sandboxes, uploads, fetches)
     await asyncio.to_thread(_load_archives, exports, imports)
     await sandboxes.adopt_all()
     tokens, names = TokenChecker(), PortNames(config.port_domains)
@@ -174,7 +179,7 @@ async def _run(
         servers.append(await service.serve_tls(tls.host, tls.port, tls.certificate, tls.key, tls.client_ca))
 
     scraping = Route("/metrics", scrape.Metrics(context, sandboxes, sessions, config.metrics), methods=["GET"])
-    archives = Archives(exports.spool, imports.uploads)
+    archives = Archives(exports.spool, uploads, fetches)
     app = make_app(
         sessions,
         tokens,
@@ -205,6 +210,7 @@ async def _run(
             with contextlib.suppress(asyncio.CancelledError):
                 await task
     waker.close()
+    await fetches.close()
     await dataplane.stop()
     await context.baker.close()
     await sessions.close()

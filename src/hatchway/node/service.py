@@ -80,6 +80,8 @@ class NodeService:
             "export.make": self._export_make,
             "export.seal": self._export_seal,
             "export.delete": self._export_delete,
+            "upload.fetch": self._upload_fetch,
+            "upload.status": self._upload_status,
             "upload.describe": self._upload_describe,
             "upload.delete": self._upload_delete,
             "sandbox.import": self._import,
@@ -285,10 +287,20 @@ class NodeService:
         await self._exports.delete(request.export_id)
         return wire.Empty()
 
+    async def _upload_fetch(self, _: Connection, request: wire.FetchUpload) -> wire.UploadStatus:
+        return await self._imports.fetches.begin(request.export_id, request.project, request.url)
+
+    async def _upload_status(self, _: Connection, request: wire.ExportRef) -> wire.UploadStatus:
+        entry = await asyncio.to_thread(self._imports.uploads.find, request.export_id)
+        if entry is None or entry.project != request.project:
+            raise NotFound("unknown_upload", "There is no such upload here.", "It may be over: upload again.")
+        return self._imports.fetches.status(request.export_id)
+
     async def _upload_describe(self, _: Connection, request: wire.ExportRef) -> wire.UploadDescription:
         return await self._imports.describe(request.export_id, request.project)
 
     async def _upload_delete(self, _: Connection, request: wire.ExportRef) -> wire.Empty:
+        await self._imports.fetches.end(request.export_id)
         await asyncio.to_thread(self._imports.uploads.remove, request.export_id)
         return wire.Empty()
 
@@ -334,7 +346,16 @@ def _decoding(
 ) -> Handler:
     decoder = msgspec.msgpack.Decoder(request_type)
     # What only looks is not written down: a table that is refreshed would fill the log.
-    told = name.rpartition(".")[2] not in ("info", "get", "list", "resolve", "metrics", "branched", "subscribe")
+    told = name.rpartition(".")[2] not in (
+        "info",
+        "get",
+        "list",
+        "resolve",
+        "metrics",
+        "branched",
+        "status",
+        "subscribe",
+    )
 
     async def handle(connection: Connection, params: msgspec.Raw) -> object:
         began = time.perf_counter()

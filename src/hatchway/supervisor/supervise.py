@@ -239,6 +239,7 @@ class Supervisor:
                 port_domains=settings.port_domains,
                 vmm=settings.vmm,
                 store=settings.archives.store,
+                import_from=settings.archives.import_from,
                 metrics=self._metrics,
             )
             run(config, control=sock, data=data, ready=ready, alive=ready, data_tls=self._data_tls)

@@ -347,6 +347,24 @@ class ExportRef(Struct, frozen=True, kw_only=True):
     project: str = ""
 
 
+class FetchUpload(ExportRef, frozen=True, kw_only=True):
+    """`upload.fetch`: fills an upload from an address that the node's operator allows, or goes on with it. Answered when it has begun."""
+
+    url: str
+
+
+class UploadStatus(Struct, frozen=True, kw_only=True):
+    """Answer to `upload.fetch` and `upload.status`: how much of an upload is here."""
+
+    offset: int
+    size: int | None = None
+    """Of the whole, where it is fetched and that is known."""
+    complete: bool = False
+    fetching: bool = False
+    error: dict[str, object] | None = None
+    """Why it is not fetched any more: `code cause remedy`."""
+
+
 class UploadDescription(Struct, frozen=True, kw_only=True):
     """Answer to `upload.describe`: what an archive says of itself, under the signature of a trusted key."""
 
@@ -441,6 +459,8 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "export.make": (ExportRequest, ExportHead),
     "export.seal": (ExportSeal, ExportMade),
     "export.delete": (ExportRef, Empty),
+    "upload.fetch": (FetchUpload, UploadStatus),
+    "upload.status": (ExportRef, UploadStatus),
     "upload.describe": (ExportRef, UploadDescription),
     "upload.delete": (ExportRef, Empty),
     "sandbox.import": (ImportRequest, Observed),

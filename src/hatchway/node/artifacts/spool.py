@@ -40,6 +40,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     salt: bytes = b""
     """For its encrypted form, which is then the same however often it is fetched."""
     digest: str = ""
+    url: str = ""
+    """Where this node fetches it from; the next two are what is known of it then."""
+    size: int | None = None
+    version: str = ""
 
 
 class Spool:
@@ -100,11 +104,10 @@ class Spool:
             )
         if entry is None:
             self._check_number(project)
-        found = os.statvfs(self._folder)
-        if found.f_bavail * found.f_frsize < RESERVE + len(data):
-            raise HostExhausted("host_disk_full", "The host's disk is full.", "Free space there, then try again.")
+        self._require_room(len(data))
         if entry is None or entry.expires_at < self._now() + KEPT_S / 2:
-            self.put(archive_id, Entry(project=project, expires_at=self._now() + KEPT_S))
+            entry = entry or Entry(project=project, expires_at=0.0)
+            self.put(archive_id, msgspec.structs.replace(entry, expires_at=self._now() + KEPT_S))
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             rest = memoryview(data)
@@ -113,6 +116,36 @@ class Spool:
         finally:
             os.close(fd)
         return size + len(data)
+
+    def begin(self, archive_id: str, project: str, url: str) -> None:
+        """Says that an upload will be fetched from there, or goes on to be. Raises `Exhausted`, `OSError`."""
+        entry = self.find(archive_id)
+        if entry is None:
+            self._check_number(project)
+            entry = Entry(project=project, expires_at=0.0)
+        self.put(archive_id, msgspec.structs.replace(entry, url=url, expires_at=self._now() + KEPT_S))
+
+    def expect(self, archive_id: str, size: int, version: str, *, restart: bool) -> None:
+        """Says how long an upload will be; with `restart` what is here is of no use. Raises `NotFound`, `HostExhausted`, `OSError`."""
+        entry = self.find(archive_id)
+        if entry is None:
+            raise NotFound("unknown_upload", "There is no such upload here.", "It may be over: upload again.")
+        path = self.path(archive_id)
+        if restart:
+            path.unlink(missing_ok=True)
+        self._require_room(size - (path.stat().st_size if path.exists() else 0))
+        self.put(archive_id, msgspec.structs.replace(entry, size=size, version=version))
+
+    def opened(self, archive_id: str) -> None:
+        """An upload was decrypted in its place: it is not what it was fetched from any more. Raises `OSError`."""
+        entry = self.find(archive_id)
+        if entry is not None:
+            self.put(archive_id, msgspec.structs.replace(entry, url="", size=None, version=""))
+
+    def _require_room(self, octets: int) -> None:
+        found = os.statvfs(self._folder)
+        if found.f_bavail * found.f_frsize < RESERVE + octets:
+            raise HostExhausted("host_disk_full", "The host's disk is full.", "Free space there, then try again.")
 
     def remove(self, archive_id: str) -> None:
         """Removes all of an archive. Idempotent. Raises `OSError`."""

@@ -19,8 +19,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from hatchway.domain.errors import HostExhausted, InvalidRequest, RangeUnsatisfiable, Unauthenticated
+from hatchway.domain.errors import Conflict, HostExhausted, InvalidRequest, RangeUnsatisfiable, Unauthenticated
 from hatchway.node.artifacts import sealed
+from hatchway.node.artifacts.fetching import Fetches
 from hatchway.node.artifacts.spool import Spool
 from hatchway.node.dataplane import requests
 from hatchway.node.dataplane.files.content import Range, parse_range
@@ -40,6 +41,7 @@ class Archives:
 
     exports: Spool
     uploads: Spool
+    fetches: Fetches | None = None
     deriving: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """A key takes 64 MiB of memory while it is made of a passphrase: one at a time."""
 
@@ -137,8 +139,14 @@ class Progress(_Endpoint):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        _, upload_id = self._claims(scope, None)
-        await _answer({"offset": _size(self._archives.uploads, upload_id)}, scope, receive, send)
+        claims, upload_id = self._claims(scope, None)
+        entry = self._archives.uploads.find(upload_id)
+        if entry is None or not entry.url or self._archives.fetches is None:
+            await _answer({"offset": _size(self._archives.uploads, upload_id)}, scope, receive, send)
+            return
+        may_use_sandbox(claims, upload_id, entry.project)
+        told = self._archives.fetches.status(upload_id)
+        await _answer({name: getattr(told, name) for name in told.__struct_fields__}, scope, receive, send)
 
 
 class Upload(_Endpoint):
@@ -149,6 +157,8 @@ class Upload(_Endpoint):
         claims, upload_id = self._claims(scope, None)
         entry = self._archives.uploads.find(upload_id)
         may_use_sandbox(claims, upload_id, None if entry is None else entry.project)
+        if entry is not None and entry.url:
+            raise Conflict("upload_exists", "The upload is fetched by the node.", "Begin a new one.")
         request = Request(scope, receive)
         offset = requests.offset(request, "offset") or 0
 
@@ -189,6 +199,8 @@ class Open(_Endpoint):
         claims, upload_id = self._claims(scope, None)
         path, entry = self._archives.uploads.get(upload_id, "upload")
         may_use_sandbox(claims, upload_id, entry.project)
+        if self._archives.fetches is not None:
+            self._archives.fetches.require_whole(upload_id)
         with path.open("rb") as file:
             encrypted = sealed.is_sealed(file.read(len(sealed.MAGIC)))
         if encrypted:
@@ -198,6 +210,7 @@ class Open(_Endpoint):
             temporary = self._archives.uploads.path(upload_id, ".new")
             async with self._archives.deriving:
                 await asyncio.to_thread(_decrypt, path, temporary, passphrase)
+                await asyncio.to_thread(self._archives.uploads.opened, upload_id)
         await _answer({"encrypted": encrypted, "size_bytes": path.stat().st_size}, scope, receive, send)
 
 
