@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-IMPORTED_AS = {"pyjwt": "jwt"}
+IMPORTED_AS = {"pyjwt": "jwt", "dnspython": "dns", "pyyaml": "yaml"}
 REGISTRIES = re.compile(
     "|".join(
         # In two pieces each, so that this file does not name them either.
