@@ -79,11 +79,12 @@ class TlsStream:
             data, self._back = self._back, b""
             return data
         while not self._ended:
-            data = self._decrypt()
-            if data:
-                return data
-            if self._ended:
-                break
+            if self._incoming.pending or self._tls.pending():
+                data = self._decrypt()
+                if data:
+                    return data
+                if self._ended:
+                    break
             came = await self._under.read()
             if not came:
                 raise StreamLost("the TLS stream was cut off: it ended without saying so")
@@ -102,6 +103,8 @@ class TlsStream:
                     break
                 parts.append(part)
                 size += len(part)
+                if not self._incoming.pending and not self._tls.pending():
+                    break
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
