@@ -19,6 +19,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import CHECKS, load_all_checks
 from tests.support.audit_writer import AuditWriter
+from tests.support.broker_world import world
 from tests.support.control_service import ControlProcess
 from tests.support.node_double import NodeDouble
 
@@ -43,7 +44,7 @@ SETTINGS = settings(
 
 
 class Served:
-    """A control plane in a process of its own, over a node double in a thread of this one."""
+    """A control plane in a process of its own, over a node double and a broker in a thread of this one."""
 
     def __init__(self, folder: Path) -> None:
         self._loop = asyncio.new_event_loop()
@@ -52,7 +53,11 @@ class Served:
         self._node = NodeDouble(folder / "node.sock")
         self._writer = AuditWriter(folder, folder / "audit")
         self._writer.start()
-        self._process = ControlProcess(folder / "control", folder / "node.sock", audit=self._writer.path)
+        self._world = world(folder / "world")
+        broker = self._do(self._world.__aenter__())
+        self._process = ControlProcess(
+            folder / "control", folder / "node.sock", audit=self._writer.path, broker=broker.rpc_path
+        )
         self._do(self._node.start())
         service = self._do(self._process.start())
         self._do(service.ready())
@@ -67,6 +72,7 @@ class Served:
         self._process.kill()
         self._writer.close()
         self._do(self._node.die())
+        self._do(self._world.__aexit__(None, None, None))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -93,6 +99,8 @@ def things(served: Served) -> dict[str, str]:
             "session"
         ]
         key = http.post("/v1/keys", json={"name": "one"}).json()["key"]
+        credential = {"source": {"kind": "store", "value": "a value of some length"}, "hosts": ["api.example"]}
+        http.put("/v1/credentials/one", json=credential).raise_for_status()
     return {
         "/v1/sandboxes": made["sandbox"]["id"],
         "/v1/operations": made["operation"]["id"],
@@ -109,6 +117,8 @@ def named(case: Any, things: dict[str, str]) -> None:
     """Lets half of the requests for one thing name one that is there."""
     if case.path.startswith("/v1/projects/{name}"):
         case.path_parameters["name"] = "default"
+    if case.path.startswith("/v1/credentials/") and len(str(case.path_parameters["credential"])) % 2:
+        case.path_parameters["credential"] = "one"
     name = next((name for name in things if case.path.startswith(name + "/{id}")), None)
     if name is not None and case.path_parameters and len(str(case.path_parameters.get("id", ""))) % 2:
         case.path_parameters["id"] = things[name]

@@ -103,9 +103,20 @@ class ControlProcess:
     """The control plane in a process of its own."""
 
     def __init__(
-        self, folder: Path, node_socket: Path, database_url: str | None = None, audit: Path | None = None
+        self,
+        folder: Path,
+        node_socket: Path,
+        database_url: str | None = None,
+        audit: Path | None = None,
+        broker: Path | None = None,
     ) -> None:
-        self._folder, self._node, self._url, self._audit = folder, node_socket, database_url, audit
+        self._folder, self._node, self._url, self._audit, self._broker = (
+            folder,
+            node_socket,
+            database_url,
+            audit,
+            broker,
+        )
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> Service:
@@ -120,6 +131,7 @@ class ControlProcess:
                 str(sock.fileno()),
                 self._url or "",
                 str(self._audit or ""),
+                str(self._broker or ""),
             ],
             pass_fds=[sock.fileno()],
             stdout=subprocess.PIPE,
@@ -154,13 +166,14 @@ class ControlProcess:
 def _main() -> None:
     from hatchway.control.main import run
 
-    folder, node, fd, url, audit = sys.argv[1:]
+    folder, node, fd, url, audit, broker = sys.argv[1:]
     config = ControlConfig(
         folder=Path(folder),
         node_socket=Path(node),
         database_url=url or None,
         audit_socket=Path(audit) if audit else None,
         lease_s=1.0,
+        broker_socket=Path(broker) if broker else None,
     )
     run(config, api=socket.socket(fileno=int(fd)), ready=lambda: print("ready", flush=True))
 

@@ -52,6 +52,7 @@ COMMANDS = [
     "journal",
     "up",
     "down",
+    "credentials",
     "doctor",
     "backup",
     "audit",

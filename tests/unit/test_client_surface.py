@@ -11,6 +11,7 @@ import pytest
 import hatchway.client
 from hatchway.client import (
     aarchives,
+    acredentials,
     afiles,
     aio,
     aoversight,
@@ -18,6 +19,7 @@ from hatchway.client import (
     arecords,
     atenancy,
     aterminal,
+    credentials,
     files,
     forwarding,
     oversight,
@@ -29,7 +31,7 @@ from hatchway.client import (
 
 NAMES = """
 AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal AuditHead AuditRecord BadAnswer BadGateway CommandFailed
-Conflict ConnectionFailed End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
+Conflict ConnectionFailed Credential End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
 Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits Misdirected
 NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Pool Project RangeUnsatisfiable Result Sandbox
 SandboxInfo SandboxMetrics SandboxToken ServiceEvent Session SessionEvent SessionInfo Snapshot Started
@@ -54,6 +56,7 @@ METHODS = {
     "Pools": "delete get list put",
     "Templates": "get list",
     "Keys": "create delete get list rotate",
+    "Credentials": "delete get list put",
     "Projects": "create delete get list update",
     "Tokens": "list revoke revoke_all",
     "Audit": "export follow head list",
@@ -71,6 +74,8 @@ def class_of(name: str) -> type:
         atenancy,
         oversight,
         aoversight,
+        credentials,
+        acredentials,
         archives,
         aarchives,
         files,
@@ -85,7 +90,7 @@ def class_of(name: str) -> type:
 def signature(function: Callable[..., object]) -> str:
     text = str(inspect.signature(function))
     return re.sub(
-        r"\.a(io|archives|files|oversight|records|tenancy|terminal)\.", r".\1.", text.replace("Async", "")
+        r"\.a(io|archives|credentials|files|oversight|records|tenancy|terminal)\.", r".\1.", text.replace("Async", "")
     ).replace(".io.", ".sync.")
 
 

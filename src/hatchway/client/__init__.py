@@ -40,6 +40,7 @@ from .events import End, Exit, Gap, Output, SessionEvent, Started, StreamName, U
 from .models import (
     AuditHead,
     AuditRecord,
+    Credential,
     Export,
     FileChange,
     FileEntry,
@@ -87,6 +88,7 @@ __all__ = [
     "CommandFailed",
     "Conflict",
     "ConnectionFailed",
+    "Credential",
     "End",
     "Exhausted",
     "Exit",

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from . import calls, streams
 from .aarchives import AsyncArchives
+from .acredentials import AsyncCredentials
 from .aoversight import AsyncAudit
 from .arecords import AsyncKeys, AsyncOperations, AsyncPools, AsyncSnapshots, AsyncTemplates, all_of
 from .atenancy import AsyncProjects, AsyncTokens
@@ -57,6 +58,7 @@ class AsyncHatchway:
         self.templates = AsyncTemplates(self._driver)
         self.pools = AsyncPools(self._driver)
         self.keys = AsyncKeys(self._driver)
+        self.credentials = AsyncCredentials(self._driver)
         self.projects = AsyncProjects(self._driver)
         self.tokens = AsyncTokens(self._driver)
         self.audit = AsyncAudit(self._driver)

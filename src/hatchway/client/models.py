@@ -444,6 +444,23 @@ class NewKey(Key, frozen=True, kw_only=True):
     key: str
 
 
+class Credential(_Record, frozen=True, kw_only=True):
+    """A secret for requests of sandboxes, without its value."""
+
+    name: str
+    project: str = ""
+    source: dict[str, Any] = {}
+    """`kind` (`store env file vault`) and what it needs."""
+    hosts: tuple[str, ...] = ()
+    """The only ones that it may ever be sent to."""
+    version: int = 0
+    available: bool | None = None
+    """Whether it can be had, where that was looked at."""
+    error: str | None = None
+    created_at: float | None = None
+    updated_at: float | None = None
+
+
 class ServiceEvent(_Record, frozen=True, kw_only=True):
     """Something changed in the project: an element of the event stream."""
 

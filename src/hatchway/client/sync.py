@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from . import calls, streams
 from .archives import Archives
 from .config import find
+from .credentials import Credentials
 from .events import Exit, SessionEvent, StreamName
 from .models import (
     Limits,
@@ -58,6 +59,7 @@ class Hatchway:
         self.templates = Templates(self._driver)
         self.pools = Pools(self._driver)
         self.keys = Keys(self._driver)
+        self.credentials = Credentials(self._driver)
         self.projects = Projects(self._driver)
         self.tokens = Tokens(self._driver)
         self.audit = Audit(self._driver)

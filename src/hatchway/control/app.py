@@ -1,6 +1,7 @@
 """The ASGI application: routing, keys, bodies, errors. What a request means is in the handlers' modules."""
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hatchway.control import (
     archives,
     audit,
+    credentials,
     events,
     health,
     idempotency,
@@ -65,6 +67,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *events.ENDPOINTS,
     *templates.ENDPOINTS,
     *pools.ENDPOINTS,
+    *credentials.ENDPOINTS,
     *keys.ENDPOINTS,
     *projects.ENDPOINTS,
     *audit.ENDPOINTS,
@@ -95,9 +98,9 @@ def make_app(plane: Plane) -> ASGIApp:
     by_path: dict[str, dict[str, Endpoint]] = {}
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
-    # A reference of a template may have slashes.
+    # A reference of a template may have slashes, and the name of a credential.
     routes = [
-        Route(path.replace("{reference}", "{reference:path}"), _Path(plane, path, methods))
+        Route(re.sub(r"\{(reference|credential)\}", r"{\1:path}", path), _Path(plane, path, methods))
         for path, methods in by_path.items()
     ]
     routes.append(Route("/openapi.json", _Document()))

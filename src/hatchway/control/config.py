@@ -45,6 +45,10 @@ class ControlConfig:
     """Socket of the node on this host."""
     node_uid: int | None = None
     """The user that it runs as; None: our own."""
+    broker_socket: Path | None = None
+    """Socket of the broker on this host; None: credentials can be looked at, and not changed."""
+    broker_uid: int | None = None
+    """The user that it runs as; None: our own."""
     run_dir: Path | None = None
     """Where the supervisor tells what it sees of the roles; None without one."""
     audit_socket: Path | None = None

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hatchway.control import archive_keys, metrics
 from hatchway.control.auditing import Auditing
 from hatchway.control.auth import Authenticator
+from hatchway.control.broker import BrokerLink
 from hatchway.control.claims import Claims
 from hatchway.control.config import ControlConfig
 from hatchway.control.engine import Engine
@@ -54,6 +55,7 @@ class Plane:
     removal: Removal
     hearing: Hearing
     audit: Auditing
+    broker: BrokerLink
     requests: int = 0
     """How many requests are in hand, event streams among them."""
     event_streams: int = 0
@@ -163,7 +165,8 @@ async def open_plane(config: ControlConfig) -> Plane:
         claims.nodes = lambda: [link.node_id for link in nodes.ready() if link.node_id is not None]
         claims.on_claimed = engine.submit
         claims.on_lapsed = engine.drop_all
-        removal = Removal(database, nodes, engine)
+        broker = BrokerLink(config.broker_socket, config.broker_uid)
+        removal = Removal(database, nodes, engine, broker)
         hearing = Hearing(engine, reconciler, auth, nodes, removal)
         follower.listeners.append(hearing.hear)
         claims.on_gained.append(hearing.gained)
@@ -200,6 +203,7 @@ async def open_plane(config: ControlConfig) -> Plane:
         removal,
         hearing,
         auditing,
+        broker,
     )
 
 

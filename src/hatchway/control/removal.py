@@ -7,15 +7,17 @@ processes may work on the same project: every step is one that changes nothing t
 import asyncio
 import logging
 
+from hatchway.control.broker import BrokerLink
 from hatchway.control.engine import Engine
 from hatchway.control.nodes import Nodes, quietly
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import accepting, exports, projects, sandboxes, snapshots
+from hatchway.storage import accepting, credentials, exports, projects, sandboxes, snapshots
 from hatchway.storage.accepting import Accepted
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.exports import ExportRow
 from hatchway.storage.rows import SnapshotRow
+from hatchway.wire.broker import SourceRef
 from hatchway.wire.node import Empty, ExportRef, SnapshotRef
 
 BATCH = 100
@@ -29,10 +31,11 @@ log = logging.getLogger(__name__)
 class Removal:
     """See the module. `start` after the engine, `close` before it."""
 
-    def __init__(self, database: Database, nodes: Nodes, engine: Engine) -> None:
+    def __init__(self, database: Database, nodes: Nodes, engine: Engine, broker: BrokerLink) -> None:
         self._database = database
         self._nodes = nodes
         self._engine = engine
+        self._broker = broker
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -89,7 +92,13 @@ class Removal:
             link = self._nodes.find(export.node_id)
             if link is not None:  # one that is away removes it when its time is over
                 await quietly(link.call("export.delete", ExportRef(export_id=export.id), Empty, within=EXPORT_WITHIN_S))
+        if await self._database.read(credentials.any_of, name):
+            await quietly(self._forget_credentials(name))
         return False
+
+    async def _forget_credentials(self, name: str) -> None:
+        await self._broker.call("source.delete", SourceRef(project=name), Empty)
+        await self._database.write(credentials.forget_all, name)
 
     async def _remove(self, row: SnapshotRow) -> None:
         link = await self._nodes.wait(row.node_id, within=0.0)

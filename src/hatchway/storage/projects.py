@@ -11,7 +11,7 @@ from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.lifecycle import State
 from hatchway.domain.quotas import Caps, Quotas
 from hatchway.storage import audit, operations, outbox
-from hatchway.storage.tables import events, exports, metadata, projects, sandboxes, snapshots
+from hatchway.storage.tables import credentials, events, exports, metadata, projects, sandboxes, snapshots
 from hatchway.storage.tables import operations as operations_table
 
 DEFAULT = "default"
@@ -138,6 +138,7 @@ OBJECTS: Mapping[str, Select[Any]] = {
     "exports": select(func.count())
     .select_from(exports)
     .where(exports.c.project == bindparam("name"), exports.c.state.in_(("pending", "ready"))),
+    "credentials": select(func.count()).select_from(credentials).where(credentials.c.project == bindparam("name")),
     "operations": select(func.count())
     .select_from(operations_table)
     .where(operations_table.c.project == bindparam("name"), operations_table.c.status.in_(operations.OPEN)),

@@ -99,6 +99,21 @@ class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
 
 
+class CredentialRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One credential, as it was recorded last: where its value comes from, and where it may go."""
+
+    project: str
+    name: str
+    version: int
+    kind: str
+    """`store env file vault`."""
+    source: dict[str, str]
+    """What the kind needs besides a value, which is never here."""
+    hosts: tuple[str, ...]
+    created_at: float
+    updated_at: float
+
+
 class OperationRow(msgspec.Struct, frozen=True, kw_only=True):
     """One asynchronous request, from its acceptance to its end; `target` is the sandbox's id."""
 

@@ -262,6 +262,22 @@ token_cutoffs = Table(
     Column("before", Float, nullable=False),
 )
 
+# What is known of credentials. Their values are the broker's alone.
+credentials = Table(
+    "credentials",
+    metadata,
+    Column("project", String(63), ForeignKey("projects.name"), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("source", JSON, nullable=False),
+    Column("hosts", JSON, nullable=False),
+    Column("changing_version", Integer, nullable=False),
+    Column("changing_until", Float),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+)
+
 events = Table(
     "events",
     metadata,
