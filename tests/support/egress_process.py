@@ -1,4 +1,4 @@
-"""A shard of the gateway and an audit writer as processes of their own, started again on the same sockets as the supervisor does.
+"""A shard of the gateway, a broker and an audit writer as processes of their own, started again on the same sockets as the supervisor does.
 
 Run as a program it is the process: `egress_process.py WHAT JSON`, with the listening sockets inherited.
 """
@@ -24,6 +24,8 @@ class Process:
         self._config = config
         self._sockets = sockets
         self._process: asyncio.subprocess.Process | None = None
+        self.stderr: int | None = None
+        """A descriptor for what it says."""
 
     @property
     def pid(self) -> int:
@@ -37,7 +39,7 @@ class Process:
         config = {**self._config, "fds": fds, "ready": writing}
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, __file__, self._what, json.dumps(config),
-            pass_fds=(*fds.values(), writing), env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+            pass_fds=(*fds.values(), writing), stderr=self.stderr, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         )  # fmt: skip
         os.close(writing)
         try:
@@ -77,6 +79,25 @@ def _main() -> None:
         audit = AuditConfig(Path(config["folder"]), senders={uid: frozenset({"*"})}, readers=frozenset({uid}))
         run_audit(audit, rpc=sockets["rpc"], ready=ready)
         return
+    if what == "broker":
+        from hatchway.broker.main import BrokerConfig
+        from hatchway.broker.main import run as run_broker
+
+        own = config.get("become", uid)
+        broker = BrokerConfig(
+            folder=Path(config["folder"]),
+            control_uids=frozenset(config.get("control", [uid])),
+            node_uids=frozenset(config.get("node", [uid])),
+            egress_uids=tuple(config.get("egress", [uid])),
+            audit=Path(config["audit"]) if "audit" in config else None,
+            upstream_ca=Path(config["ca"]),
+            reachable=tuple(config["reachable"]),
+        )
+        import concurrent.futures.thread  # noqa: F401  # another user may not be able to read where Python lies
+
+        os.setresuid(own, own, own)
+        run_broker(broker, rpc=sockets["rpc"], legs=sockets["legs"], ready=ready)
+        return
     import ipaddress
 
     from hatchway.egress.main import EgressConfig, run
@@ -88,6 +109,7 @@ def _main() -> None:
         servers=(NameServer(*config["resolver"]),),
         extra_ca=(Path(config["ca"]),),
         host_services=tuple(HostService(net, port) for port in config["ports"]),
+        broker=Path(config["broker"]) if "broker" in config else None,
     )
     shard = EgressConfig(shard=0, run_dir=Path(config["run"]), node_uids=frozenset({config.get("uid", uid)}), out=out)
     run(shard, rpc=sockets["rpc"], fds=sockets["fds"], ready=ready)

@@ -73,6 +73,7 @@ async def _run(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+    await service.close()
     await legs.close()
     sources.close()
     if client is not None:

@@ -34,6 +34,7 @@ class BrokerService:
         self._sources = sources
         self._grants = grants
         self._audit = audit
+        self._connections: set[Connection] = set()
         self._of_control: dict[str, Handler] = {
             "source.put": _typed(wire.Source, self._put),
             "source.delete": _typed(wire.SourceRef, self._delete),
@@ -59,9 +60,19 @@ class BrokerService:
                 log.warning("uid %d may not speak to the broker", uid)
                 writer.close()
                 return
-            await Connection(reader, writer, handlers).run()
+            connection = Connection(reader, writer, handlers)
+            self._connections.add(connection)
+            try:
+                await connection.run()
+            finally:
+                self._connections.discard(connection)
 
         return await asyncio.start_unix_server(accept, sock=sock)
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        for connection in list(self._connections):
+            await connection.close()
 
     async def expire(self) -> None:
         """Ends for ever what nobody renews."""
