@@ -17,7 +17,8 @@ from hatchway.launcher.cgroups import Limits
 from hatchway.launcher.errors import Refused
 from hatchway.launcher.log import say
 from hatchway.launcher.loop import Loop, Timer
-from hatchway.launcher.network import Fetch, Lost, Network, Rules, Watch
+from hatchway.launcher.network import Lost, Rules, Watch
+from hatchway.launcher.networks import Networks
 from hatchway.launcher.options import Options
 from hatchway.launcher.records import has_ended
 from hatchway.launcher.stock import Slot, Stock
@@ -61,11 +62,6 @@ class _Vm:
         self.killers: list[Reply] = []
         self.forgetters: list[Reply] = []
         self.timer: Timer | None = None
-        self.watch: Watch | None = None
-        self.no_network = "" if record.network else "it was started without"
-        """Why there is none; empty while there is one, or its shim was not heard yet."""
-        self.askers: list[Callable[[], None]] = []
-        """Who waits until its shim was heard."""
 
     @property
     def alive(self) -> bool:
@@ -95,7 +91,7 @@ class Vms:
         self._run = run
         self._stock = stock
         self._options = options
-        self._rules = rules
+        self._networks = Networks(loop, rules, self._put_back)
         self._rootless = options.outer_uid is not None
         self._boot_id = records.host_boot_id()
         self._vms: dict[str, _Vm] = {}
@@ -120,36 +116,16 @@ class Vms:
             if record.host_boot_id == self._boot_id:
                 pidfd = records.open_process(record.shim_pid, record.shim_starttime)
             vm = self._add(record, -1 if pidfd is None else pidfd)
-            if vm.alive and record.network:
-                Fetch(self._loop, folder, partial(self._fetched, vm))
+            self._networks.adopt(record, folder, alive=vm.alive)
             os.close(folder)
 
-    def _fetched(self, vm: _Vm, what: Network | str) -> None:
-        if isinstance(what, Network):
-            self._guard(vm, what)
-        else:
-            vm.no_network = what
-            say(f"a sandbox's network cannot be taken over: {what}", level="error", sandbox_id=vm.record.sandbox_id)
-        askers, vm.askers = vm.askers, []
-        for asker in askers:
-            asker()
-
-    def _guard(self, vm: _Vm, network: Network) -> None:
-        """Keeps the VM's network, and its rules in force."""
-        if self._rules is None or self._vms.get(vm.record.sandbox_id) is not vm:
-            vm.no_network = "the launcher's host has none any more"
-            network.close()
-            return
-        vm.watch = Watch(
-            self._loop, network, vm.record.rules, self._rules, vm.record.sandbox_id, partial(self._put_back, vm)
-        )
-
-    def _put_back(self, vm: _Vm, state: int) -> None:
+    def _put_back(self, sandbox_id: str, state: int) -> None:
         """Remembers the new state of a network's rules, so that the next launcher does not put them back once more."""
+        vm = self._vms[sandbox_id]
         vm.record = msgspec.structs.replace(vm.record, rules=state)
 
         def write() -> None:
-            folder = self._run.open(vm.record.sandbox_id)
+            folder = self._run.open(sandbox_id)
             try:
                 records.write(folder, vm.record)
             finally:
@@ -159,46 +135,28 @@ class Vms:
 
     def listeners(self, sandbox_id: str, generation: int, reply: Reply) -> None:
         """Answers with the gateway's sockets of a VM."""
-        checks.check_id(sandbox_id)
 
         def answer(watch: Watch) -> None:
             reply(ListenersAnswer(restored=watch.restored), watch.network.listeners)
 
-        self._with_network(sandbox_id, generation, reply, answer)
+        self._use_network(sandbox_id, generation, answer, reply)
 
     def dropped(self, sandbox_id: str, reply: Reply) -> None:
         """Answers with what the rules of a VM's network dropped."""
-        checks.check_id(sandbox_id)
 
         def answer(watch: Watch) -> None:
             reply(Dropped(packets=watch.network.dropped(), restored=watch.restored))
 
-        self._with_network(sandbox_id, None, reply, answer)
+        self._use_network(sandbox_id, None, answer, reply)
 
-    def _with_network(
-        self, sandbox_id: str, generation: int | None, reply: Reply, answer: Callable[[Watch], None]
+    def _use_network(
+        self, sandbox_id: str, generation: int | None, answer: Callable[[Watch], None], reply: Reply
     ) -> None:
+        checks.check_id(sandbox_id)
         vm = self._vms.get(sandbox_id)
         if vm is None or not vm.alive or generation not in (None, vm.record.generation):
             raise Refused("unknown", "no VM of this id and generation lives")
-        if vm.watch is None and not vm.no_network:
-            vm.askers.append(lambda: self._answer_later(sandbox_id, generation, reply, answer))
-            return
-        if vm.watch is None or vm.watch.lost:
-            why = vm.no_network if vm.watch is None else vm.watch.lost
-            raise Refused("no_network", f"the VM has no network: {why}", "stop the sandbox and start it again")
-        try:
-            answer(vm.watch)
-        except Lost as error:
-            raise Refused("no_network", str(error), "stop the sandbox and start it again") from error
-
-    def _answer_later(
-        self, sandbox_id: str, generation: int | None, reply: Reply, answer: Callable[[Watch], None]
-    ) -> None:
-        try:
-            self._with_network(sandbox_id, generation, reply, answer)
-        except Refused as error:
-            reply(error.answer())
+        self._networks.use(sandbox_id, answer, lambda why: reply(why.answer()))
 
     @property
     def slots(self) -> set[int]:
@@ -241,7 +199,7 @@ class Vms:
         checks.check_start(request, fds, owners)
         if self._answered(request, reply):
             return
-        if request.network and self._rules is None:
+        if request.network and not self._networks.possible:
             raise Refused("denied", "there is no network for VMs here", "see the launcher's warnings")
         slot = self._stock.claim()
         start = _Start(request, slot, reply)
@@ -458,8 +416,7 @@ class Vms:
             start.slot.network = None
         self._finish(start)
         vm = self._add(record, pidfd)
-        if record.network and network is not None:
-            self._guard(vm, network)
+        self._networks.add(record, network if record.network else None)
         for reply in start.replies:
             reply(Started(vm=vm.shown()))
         self._stock.plan()
@@ -532,8 +489,7 @@ class Vms:
                 reply(failed.answer())
             return
         del self._vms[vm.record.sandbox_id]
-        if vm.watch is not None:
-            vm.watch.close()
+        self._networks.forget(vm.record.sandbox_id)
 
         def then() -> None:
             for reply in replies:
