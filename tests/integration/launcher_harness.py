@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -223,3 +224,21 @@ async def site(*options: str) -> AsyncIterator[Site]:
 
 def record_of(made: Site, vm: VmRecord) -> dict[str, object]:
     return json.loads((made.run / "vm" / vm.sandbox_id / "launch.json").read_text())
+
+
+def python_for_anybody() -> list[str]:
+    """A command that runs the launcher's module by an interpreter of this version that any user may execute."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    # Twice: setpriv itself still has root's right to reach any file when it executes the first.
+    twice = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', ''])"
+    for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
+        ran = subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-c", twice],
+            capture_output=True,
+            check=False,
+        )
+        if ran.returncode == 0:
+            paths = [str(REPOSITORY / "src"), sysconfig.get_path("platlib")]
+            code = f"import sys, runpy; sys.path[:0] = {paths!r}; runpy.run_module('hatchway.launcher', run_name='__main__')"
+            return [python, "-I", "-c", code]
+    raise AssertionError(f"no Python {version} that another user may execute")

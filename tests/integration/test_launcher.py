@@ -8,14 +8,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import sysconfig
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from launcher_harness import REPOSITORY, WITHIN, Site, record_of, site, until
+from launcher_harness import WITHIN, Site, python_for_anybody, record_of, site, until
 
 from hatchway.domain.ids import new_id
 from hatchway.node.vmm import launcher as client_module
@@ -397,24 +395,6 @@ async def test_refuses_a_run_folder_that_others_own_or_can_write(here: Site) -> 
         assert "No such file" in _complaint(other)
     finally:
         shutil.rmtree(other.top)
-
-
-def python_for_anybody() -> list[str]:
-    """A command that runs the launcher's module by an interpreter of this version that any user may execute."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    # Twice: setpriv itself still has root's right to reach any file when it executes the first.
-    twice = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', ''])"
-    for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
-        ran = subprocess.run(
-            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-c", twice],
-            capture_output=True,
-            check=False,
-        )
-        if ran.returncode == 0:
-            paths = [str(REPOSITORY / "src"), sysconfig.get_path("platlib")]
-            code = f"import sys, runpy; sys.path[:0] = {paths!r}; runpy.run_module('hatchway.launcher', run_name='__main__')"
-            return [python, "-I", "-c", code]
-    raise AssertionError(f"no Python {version} that another user may execute")
 
 
 async def test_without_root_it_works_in_a_user_namespace_and_says_what_is_lacking() -> None:

@@ -6,10 +6,11 @@ Needs root, /dev/net/tun and nft: without them a launcher gives VMs no network, 
 import asyncio
 import os
 import socket
+import stat
 from collections.abc import AsyncIterator
 
 import pytest
-from launcher_harness import Site, record_of, site, until
+from launcher_harness import Site, python_for_anybody, record_of, site, until
 from slot_harness import Guest, inside
 
 from hatchway.domain.ids import new_id
@@ -162,3 +163,44 @@ async def test_a_slot_stands_as_it_must(here: Site) -> None:
     assert [line.split()[1].rstrip(":") for line in inside(vm, "ip", "-o", "link").splitlines()] == ["lo", "tap0"]
     assert inside(vm, "ip", "route") == "10.200.0.0/24 dev tap0 proto kernel scope link src 10.200.0.1 \n"
     assert "02:fc:00:00:00:02 PERMANENT" in inside(vm, "ip", "neigh", "show", "dev", "tap0")
+
+
+async def test_without_root_a_network_is_the_same_where_the_device_may_be_opened() -> None:
+    """In a mount namespace of its own the launcher finds the device with the rights that distributions give it."""
+    here = Site("--stock", "1")
+    node = here.top / "tun"
+    os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(10, 200))
+    node.chmod(0o666)
+    anybody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *python_for_anybody()]
+    here.command = ["unshare", "-m", "sh", "-c", f'mount --bind {node} /dev/net/tun && exec "$@"', "sh", *anybody]
+    for path in (here.top, *here.top.rglob("*")):
+        if path != node:
+            os.chown(path, 65534, 65534)
+    here.client_uid = 65534
+    try:
+        here.start()
+        with here.acting():
+            hello = await here.client.hello()
+            assert hello.rootless
+            assert hello.network, hello.warnings
+            vm = await here.start_vm()
+        guest = await Guest.of(here, vm)
+        with guest:
+            with here.acting():
+                tcp, udp, dns = await sockets(here, vm)
+            with tcp, udp, dns:
+                await guest.connect("203.0.113.9", 443)
+                connection, _ = tcp.accept()
+                with connection:
+                    assert connection.getsockname() == ("203.0.113.9", 443)
+                guest.frame(guest.syn("203.0.113.9", 80, source="10.200.0.77"))
+                inside(vm, "nft", "flush", "ruleset")
+                with here.acting():
+                    await until_restored(here, vm, 1)
+                await guest.connect("203.0.113.9", 444)
+                guest.frame(guest.syn("203.0.113.9", 80, source="10.200.0.77"))
+                await guest.connect("203.0.113.9", 445)
+                with here.acting():
+                    assert (await here.client.dropped(vm.sandbox_id)).packets["source"] == 1
+    finally:
+        await here.clean_up()
