@@ -1,8 +1,10 @@
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <net/if.h>
 #include <net/route.h>
 #include <netinet/in.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -45,6 +47,19 @@ static int default_route(int fd, const char *gateway)
     return ioctl(fd, SIOCADDRT, &route);
 }
 
+/* The host takes no IPv6 from here: what would only wait for answers is refused at once. lo keeps ::1. */
+static void no_ipv6(const char *name)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/sys/net/ipv6/conf/%s/disable_ipv6", name);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return; /* a kernel without it */
+    if (write(fd, "1", 1) != 1)
+        say("network: %s: %s", path, strerror(errno));
+    close(fd);
+}
+
 void init_network(void)
 {
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -56,7 +71,11 @@ void init_network(void)
         say("network: lo: %s", strerror(errno));
     if (if_nametoindex("eth0") == 0) {
         say("network: lo only");
-    } else if (address(fd, "eth0", SIOCSIFADDR, "10.200.0.2") != 0 ||
+        close(fd);
+        return;
+    }
+    no_ipv6("eth0");
+    if (address(fd, "eth0", SIOCSIFADDR, "10.200.0.2") != 0 ||
                address(fd, "eth0", SIOCSIFNETMASK, "255.255.255.0") != 0 || up(fd, "eth0") != 0 ||
                default_route(fd, "10.200.0.1") != 0) {
         say("network: eth0: %s", strerror(errno));

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -164,6 +165,33 @@ async def test_restored_machines_share_nothing_and_leave_the_bake_as_it_was(stan
     late = await stand.restored(baked)
     assert await late.sh("ls /root; ls /dev/shm") == ""
     assert {path: digest(path) for path in baked.folder.iterdir()} == before
+
+
+async def test_all_that_a_guest_sends_ends_at_the_sockets_of_its_slot(stand: Stand, baked: Baked) -> None:
+    """A name and a page, asked for by a real client; nothing that a well-behaved guest sends is dropped."""
+    guest = await stand.restored(baked)
+    vm = guest.vm.spec
+    tcp, udp, dns = (socket.socket(fileno=fd) for fd in await stand.launcher.listeners(vm.sandbox_id, vm.generation))
+    with tcp, udp, dns:
+        asking = asyncio.create_task(guest.sh("curl -sS -4 http://name.example:8080/ 2>&1"))
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(WITHIN_S):
+            question, peer = await loop.sock_recvfrom(udp, 512)
+            assert question[12:].startswith(b"\x04name\x07example\x00\x00\x01\x00\x01")
+            answer = question[:2] + b"\x81\x80\0\1\0\1\0\0\0\0" + question[12 : question.index(b"\0\0\1\0\1") + 5]
+            answer += b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4" + socket.inet_aton("198.18.0.7")
+            await loop.sock_sendto(udp, answer, peer)
+            connection, (client, _) = await loop.sock_accept(tcp)
+            with connection:
+                assert (client, connection.getsockname()) == ("10.200.0.2", ("198.18.0.7", 8080))
+                assert b"Host: name.example:8080\r\n" in await loop.sock_recv(connection, 4096)
+                await loop.sock_sendall(connection, b"HTTP/1.0 200 OK\r\nContent-Length: 4\r\n\r\nhere")
+                assert await asking == "here"
+        refused_at_once = "curl -s -m 10 -o /dev/null 'http://[2001:db8::1]/'; echo $?"
+        assert await guest.sh(refused_at_once) == "7", "IPv6 is waited for (28), or goes out (0)"
+        assert {
+            name: count for name, count in (await stand.launcher.dropped(vm.sandbox_id)).packets.items() if count
+        } == {}
 
 
 async def test_a_restored_disk_stops_and_boots_cold_with_what_was_written(stand: Stand, baked: Baked) -> None:

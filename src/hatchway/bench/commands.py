@@ -19,6 +19,7 @@ from hatchway.bench.lifecycle import fork, lifecycle
 from hatchway.bench.options import Options
 from hatchway.bench.pools import pools
 from hatchway.bench.report import Metric, percentile, show
+from hatchway.bench.slots import slots
 from hatchway.bench.stream import stream
 from hatchway.client import Hatchway, Sandbox
 from hatchway.domain.errors import InvalidRequest, Unavailable
@@ -134,6 +135,7 @@ BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "idle": idle,
     "stream": stream,
     "files": files,
+    "slots": slots,
     "density": density,
     "lifecycle": lifecycle,
     "fork": fork,

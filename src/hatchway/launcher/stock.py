@@ -82,7 +82,8 @@ class Stock:
 
     def places(self) -> tuple[int, int, int]:
         """All slots, those that no VM has, and how many of these are prepared."""
-        return self._slots, len(self._free) + len(self._waiting), len(self._waiting)
+        ready = sum(slot.ready for slot in self._waiting)
+        return self._slots, len(self._free) + len(self._waiting), ready
 
     def cgroup(self, number: int) -> SlotCgroup:
         """The cgroup of a slot."""
