@@ -55,7 +55,7 @@ def test_d13_d15_what_a_resolver_could_read_otherwise_is_no_name(text: str) -> N
 
 
 def test_d15_a_name_in_unicode_is_told_its_a_labels() -> None:
-    with pytest.raises(NameRefused, match="xn--bcher-kva.example"):
+    with pytest.raises(NameRefused, match="xn--bcher-kva"):
         canonical_host("bücher.example")
 
 

@@ -37,6 +37,19 @@ class PortSet:
         """Whether it has every port."""
         return self._ranges == ((1, 65535),)
 
+    @property
+    def examples(self) -> tuple[int, ...]:
+        """Some of them: each that is named, and the ends of ranges."""
+        return tuple(sorted(self._single | {end for ends in self._ranges for end in ends}))
+
+    def covers(self, other: "PortSet") -> bool:
+        """Whether every port of the other is in this."""
+        return all(port in self for port in other._single) and all(
+            any(mine <= low and high <= most for mine, most in self._ranges)
+            or all(port in self for port in range(low, high + 1))
+            for low, high in other._ranges
+        )
+
     def overlaps(self, other: "PortSet") -> bool:
         """Whether some port is in both."""
         return (

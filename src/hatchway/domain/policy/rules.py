@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_plus, urlencode
 
 from hatchway.domain.policy.addresses import AddressKind, Network, parse_network
 from hatchway.domain.policy.checks import hosts_of, protocol_of, tls_of
@@ -90,6 +90,15 @@ class Values:
     def admit_named(self, pairs: tuple[tuple[str, str], ...]) -> bool:
         """The same, for the pairs alone that have one of these names."""
         return self.admit([pair for pair in pairs if any(name.matches(pair[0]) for name, _ in self._named)])
+
+    @property
+    def example(self) -> tuple[tuple[str, str], ...]:
+        """Pairs that these admit, the required ones alone."""
+        return tuple(
+            ("any".join(name.pieces), "any".join(values[0].pieces))
+            for name, values in self._named
+            if len(name.pieces) == 1 and not any(value.pieces == ("",) for value in values)
+        )
 
     def any_of(self, pairs: Iterator[tuple[str, str]]) -> bool:
         """Whether a pair fits one of these."""
@@ -237,6 +246,16 @@ class Entry:
             exact_query="" if match.query == "none" else None,
             headers=Values(match.headers) if match.headers is not None else None,
         )
+
+    @property
+    def example_query(self) -> str:
+        """A query that fits."""
+        return urlencode(self.query.example) if self.query is not None else ""
+
+    @property
+    def example_headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers that fit."""
+        return self.headers.example if self.headers is not None else ()
 
     def objection(self, asked: Asked, now: float) -> str | None:
         """Why the entry is not about a request whose path fits; None when it is. The codes are those of verdicts."""
