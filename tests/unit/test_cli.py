@@ -46,6 +46,7 @@ COMMANDS = [
     "operations",
     "templates",
     "keys",
+    "policy",
     "projects",
     "events",
     "top",

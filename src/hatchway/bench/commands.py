@@ -17,6 +17,7 @@ from hatchway.bench.hostile import fair, hostile, neighbour
 from hatchway.bench.idle import measure
 from hatchway.bench.lifecycle import fork, lifecycle
 from hatchway.bench.options import Options
+from hatchway.bench.policy import policy
 from hatchway.bench.pools import pools
 from hatchway.bench.report import Metric, percentile, show
 from hatchway.bench.slots import slots
@@ -143,6 +144,7 @@ BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "hostile": lambda options: hostile(options.progress),
     "neighbour": lambda options: neighbour(options.runs),
     "fair": lambda _: fair(),
+    "policy": lambda options: policy(options.runs),
 }
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 
-from hatchway.domain.errors import HatchwayError, InvalidRequest, NotFound
+from hatchway.domain.errors import HatchwayError, InvalidRequest
 from hatchway.domain.policy.assembly import TieredDocument
 from hatchway.domain.policy.comparing import MAX_PROBES, compare
 from hatchway.domain.policy.compiled import compile_policy
@@ -76,7 +77,7 @@ def explain_files(files: list[str], json: bool, *, at: str | None, headers: list
     for header in headers:
         name, colon, value = header.partition(":")
         if not colon:
-            raise InvalidRequest("invalid_argument", f"{header!r} is no header.", "Write it as `name: value`.")
+            raise typer.BadParameter(f"{header!r} is no header: write it as `name: value`", param_hint="--header")
         pairs.append((name.strip(), value.strip()))
     answer = explained(compile_policy(_documents(files)), Question(headers=tuple(pairs), **asked), _moment(at))
     if json:
@@ -92,7 +93,7 @@ def _moment(at: str | None) -> float:
     try:
         return seconds_of(date(at))
     except FormRefused as error:
-        raise InvalidRequest("invalid_argument", error.cause, error.remedy) from None
+        raise typer.BadParameter(f"{error.cause} {error.remedy}", param_hint="--at") from None
 
 
 def _show_explanation(answer: Explanation) -> None:
@@ -162,11 +163,11 @@ def make_profile(project: Path | None, output: Path | None, json: bool) -> int:
                 file.write(text)
         except FileExistsError:
             raise InvalidRequest(
-                "file_exists", f"{output} is there already.", "Name another file, or move it away."
+                "local_file_failed", f"{output} is there already.", "Name another file, or move it away."
             ) from None
         except OSError as error:
             raise InvalidRequest(
-                "file_unwritable", f"{output} cannot be written: {error.strerror}.", "Name another file."
+                "local_file_failed", f"{output} cannot be written: {error.strerror}.", "Name another file."
             ) from None
     elif not json:
         print(text, end="")
@@ -218,10 +219,10 @@ def _read(name: str) -> str:
             with open(name, "rb") as file:
                 octets = file.read(4 * MAX_TEXT + 1)
     except OSError as error:
-        raise NotFound(
-            "file_unreadable", f"{name} cannot be read: {error.strerror}.", "Name a file that can."
+        raise InvalidRequest(
+            "local_file_failed", f"{name} cannot be read: {error.strerror}.", "Name a file that can."
         ) from None
     try:
         return octets.decode("utf-8")
     except UnicodeDecodeError:
-        raise InvalidRequest("file_unreadable", f"{name} is not UTF-8.", "Write it in UTF-8.") from None
+        raise InvalidRequest("local_file_failed", f"{name} is not UTF-8.", "Write it in UTF-8.") from None

@@ -46,7 +46,7 @@ def test_check() -> None:
     assert json.loads(found[0]["canonical"])["version"] == 1
     status, _, error = hatchway("check", "missing.yaml")
     assert status == 1
-    assert "file_unreadable" in error
+    assert "local_file_failed" in error
 
 
 @pytest.mark.usefixtures("files")
@@ -64,9 +64,10 @@ def test_explain() -> None:
     answer = said("explain", "good.yaml", "platform:floor.yaml", "--host", "index.example", "--port", "443")
     assert (answer["action"], answer["rule"]) == ("deny", "platform/floor/no")
     assert hatchway("explain", "bad.yaml", "--host", "x.example")[0] == 1
-    assert (
-        hatchway("explain", "good.yaml", "--host", "index.example", "--path", "/simple/x", "--header", "none")[0] == 1
-    )
+    wrong = ("explain", "good.yaml", "--host", "index.example")
+    assert hatchway(*wrong, "--path", "/simple/x", "--header", "none")[0] == 2
+    assert hatchway(*wrong, "--at", "tomorrow")[0] == 2
+    assert hatchway(*wrong, "--at", "2031-01-01")[0] == 0
 
 
 @pytest.mark.usefixtures("files")
@@ -102,4 +103,4 @@ def test_init(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     status, _, error = hatchway("init", "-o", "mine.yaml")
     assert status == 1
-    assert "file_exists" in error
+    assert "local_file_failed" in error

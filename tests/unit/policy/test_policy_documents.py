@@ -386,7 +386,7 @@ PLAIN = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(WORDS), PLAIN, max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_is_written_is_read_or_refused_and_what_is_read_is_canonical(parts: dict[str, Any]) -> None:
     try:
         document = load(json.dumps({"version": 1, **parts}), NOW)
@@ -396,7 +396,7 @@ def test_whatever_is_written_is_read_or_refused_and_what_is_read_is_canonical(pa
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(PolicyError):
         document = load(text)

@@ -136,13 +136,13 @@ def naive(documents: list[TieredDocument], request: Request) -> str:
 
 
 @given(POLICIES, REQUESTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_decision_is_that_of_a_reading_without_indices(documents: list[TieredDocument], request: Request) -> None:
     assert str(compile_policy(documents).request(request, NOW).action) == naive(documents, request)
 
 
 @given(POLICIES, REQUESTS, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_g15_order_makes_no_difference(documents: list[TieredDocument], request: Request, chance: Any) -> None:
     other = [
         msgspec.structs.replace(
@@ -168,7 +168,7 @@ HELD = {"denied_by_rule", "platform_denied", "beyond_ceiling"}
     documents(TIERS[3:]),
     REQUESTS,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_g15_a_lower_tier_never_lifts_what_a_higher_one_denies(
     above: list[TieredDocument], below: TieredDocument, request: Request
 ) -> None:
@@ -185,7 +185,7 @@ def test_g15_a_lower_tier_never_lifts_what_a_higher_one_denies(
 
 
 @given(POLICIES, REQUESTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_stage_denies_what_a_later_one_would_let_pass(documents: list[TieredDocument], request: Request) -> None:
     seen = [
         msgspec.structs.replace(
@@ -203,6 +203,6 @@ def test_no_stage_denies_what_a_later_one_would_let_pass(documents: list[TieredD
 
 
 @given(documents())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_is_stored_decides_as_what_was_written(one: TieredDocument) -> None:
     assert stored(canonical(one.document)) == one.document

@@ -1,5 +1,6 @@
 """What a policy answers, stage by stage."""
 
+import json
 from ipaddress import ip_address
 from typing import Any
 
@@ -9,6 +10,7 @@ from hatchway.domain.policy.assembly import TieredDocument
 from hatchway.domain.policy.compiled import Policy, compile_policy
 from hatchway.domain.policy.problems import PolicyError
 from hatchway.domain.policy.reading import load
+from hatchway.domain.policy.rules import Entry
 from hatchway.domain.policy.schema import ClientAuth
 from hatchway.domain.policy.verdicts import Action, Flow, Protocol, Request, TlsMode, Verdict
 
@@ -525,6 +527,45 @@ def test_names_of_the_authority_are_those_that_may_pass() -> None:
         "rules: [{id: a, to: {hosts: [x.example, '*.x.example', '**.y.example']}}, {id: b, to: {hosts: [z.example]}, action: deny}]"
     )
     assert asked.allowed_names(NOW) == ("x.example", "y.example")
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "asked_host"),
+    [
+        ("h{}.example", "/p/**", "h77.example"),
+        ("one.example", "/p/{}/**", "one.example"),
+        ("**.h{}.example", "/p/**", "a.b.h77.example"),
+        ("*.h{}.example", "/p/**", "a.h77.example"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_g11_a_decision_looks_at_the_rules_that_fit_alone(
+    host: str, path: str, asked_host: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+    objection = Entry.objection
+
+    def counted(entry: Entry, *asked: Any) -> str | None:
+        looked_at.append(entry.rule.ref.rule)
+        return objection(entry, *asked)
+
+    monkeypatch.setattr(Entry, "objection", counted)
+    for count in (100, 300):
+        rules = [
+            {
+                "id": f"r{number}",
+                "to": {"hosts": [host.format(number)]},
+                "http": {"allow": [{"paths": [path.format(number)]}]},
+            }
+            for number in range(count)
+        ]
+        many = policy(f"rules: {json.dumps(rules)}")
+        looked_at.clear()
+        where = f"https://{asked_host}/p/77/x"
+        assert (many.request(get(where, method), NOW).action is Action.ALLOW) is (method == "GET")
+        assert set(looked_at) == {"r77"}
+        assert len(looked_at) <= 2
+        assert len(list(many._main.gates(asked_host))) == 1
 
 
 def test_an_unknown_tier_or_text_is_refused() -> None:

@@ -359,19 +359,24 @@ class Policy:
         return _deny(reason, _EXPLANATIONS.get(reason, _EXPLANATIONS["no_rule"]).format(what=what))
 
     def _why_not(self, asked: Asked, now: float) -> tuple[str, RuleRef | None]:
-        """The most telling reason why no rule fits, and the rule that came closest."""
-        closest: tuple[int, str, RuleRef | None] = (99, "no_rule", None)
-        fitting = {id(entry) for _, entry in self._main.entries(asked)}
-        for entry in self._main.nearby(asked.request.host):
-            if entry.rule.action is Action.DENY:
+        """The most telling reason why no rule fits, and the rule that came closest.
+
+        Looked at are the entries whose path fits; where none does, what the rules about this host are for connections.
+        """
+        request = asked.request
+        near = [
+            (_CLOSENESS.index(entry.objection(asked, now) or "expired"), entry.rule.order, entry.rule.ref)
+            for _, entry in self._main.entries(asked)
+            if entry.rule.action is not Action.DENY
+        ]
+        for gate in () if near else self._main.gates(request.host):
+            if gate.action is Action.DENY:
                 continue
-            reason = entry.objection(asked, now) or "path_not_allowed"
-            if id(entry) not in fitting and reason in _BEHIND_PATH:
-                reason = "path_not_allowed"
-            rank = _CLOSENESS.index(reason)
-            if rank < closest[0]:
-                closest = (rank, reason, entry.rule.ref)
-        return closest[1:]
+            near.append((_CLOSENESS.index(_gate_objection(gate, request, now)), gate.order, gate.ref))
+        if not near:
+            return "no_rule", None
+        closest = min(near, key=lambda one: one[:2])
+        return _CLOSENESS[closest[0]], closest[2]
 
     def _beyond_ceiling(self, host: str, now: float, port: int | None = None) -> Verdict | None:
         for name, matcher in self._ceilings:
@@ -399,7 +404,6 @@ class Policy:
 
 
 _LENIENCE = (ClientAuth.FORBID, ClientAuth.PLACEHOLDER_ONLY, ClientAuth.ALLOW)
-_BEHIND_PATH = frozenset({"method_not_allowed", "query_not_allowed", "header_not_allowed", "path_ambiguous"})
 _CLOSENESS = (
     "expired",
     "header_not_allowed",
@@ -426,10 +430,23 @@ _EXPLANATIONS = {
     "path_ambiguous": "No rule says that {what} with an encoded slash. Add `encoded_slash: true` to the rule's `http`.",
     "version_not_allowed": "No rule says that {what} in this version of HTTP. Add it to `http.versions`.",
     "websocket_not_allowed": "No rule says that {what} as a WebSocket. Add one with `protocol: websocket`.",
-    "protocol_not_allowed": "{what} as a WebSocket only. Add a rule with `protocol: http`.",
+    "protocol_not_allowed": "{what} by another protocol only. Add a rule with `protocol: http`.",
     "tls_required": "{what} over TLS only.",
     "clear_required": "{what} without TLS only.",
 }
+
+
+def _gate_objection(gate: CompiledRule, request: Request, now: float) -> str:
+    """Why a rule none of whose paths fits does not let a request pass."""
+    if request.port not in gate.ports:
+        return "port_not_allowed"
+    if not gate.active(now):
+        return "expired"
+    if gate.protocol not in HTTP_FAMILY:
+        return "protocol_not_allowed"
+    if request.tls != (gate.tls is TlsMode.INTERCEPT):
+        return "clear_required" if request.tls else "tls_required"
+    return "path_not_allowed"
 
 
 def _first(rules: Iterator[CompiledRule]) -> CompiledRule | None:

@@ -16,12 +16,11 @@ from hatchway.domain.policy.vocabulary import HTTP_FAMILY, Action
 class _Bucket:
     """The rules of one host pattern."""
 
-    __slots__ = ("_known", "entries", "gates", "paths")
+    __slots__ = ("_known", "gates", "paths")
 
     def __init__(self) -> None:
         self.gates: list[CompiledRule] = []
         """For connections: of rules that say the same about connections, the first in order."""
-        self.entries: list[Entry] = []
         self.paths: PathIndex[Entry] = PathIndex()
         self._known: set[Any] = set()
 
@@ -31,7 +30,6 @@ class _Bucket:
             self._known.add(key)
             self.gates.append(rule)
         for entry in rule.entries:
-            self.entries.append(entry)
             for path in entry.paths:
                 self.paths.add(path, entry)
 
@@ -88,11 +86,6 @@ class Matcher:
                 for entry in bucket.paths.find(asked.further):
                     if entry.rule.action is Action.DENY:
                         yield distance, entry
-
-    def nearby(self, host: str) -> Iterator[Entry]:
-        """All entries about a host; to explain why none fits."""
-        for bucket in self._buckets(host):
-            yield from bucket.entries
 
     def at_address(self, address: Address) -> Iterator[CompiledRule]:
         """The rules about an address as such."""
