@@ -6,6 +6,7 @@ import ipaddress
 import json
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -249,3 +250,13 @@ async def test_g11_a_broken_peer_of_the_node_socket_ends_nothing(shard: Shard, g
     await shard.bring(ground.slot.listeners())
     await shard.open(await shard.connect(), spec(rule("db", "db.example", **TCP)))
     assert ipaddress.ip_address(await ground.resolve("db.example"))
+
+
+async def test_t21_nobody_of_its_user_reads_the_keys_out_of_its_memory(shard: Shard):
+    """Not dumpable: its files in /proc are root's, whoever runs it, and no core is written."""
+    limits = (Path("/proc") / str(shard.process.pid) / "limits").read_text()
+    assert [line.split()[4] for line in limits.splitlines() if line.startswith("Max core file size")] == ["0"]
+    program = "import ctypes,os,sys; sys.exit(ctypes.CDLL(None).ptrace(16, int(sys.argv[1]), 0, 0) != -1)"
+    argv = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", program, str(shard.process.pid))
+    attaching = await asyncio.create_subprocess_exec(*argv)
+    assert await attaching.wait() == 0

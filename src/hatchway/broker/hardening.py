@@ -5,8 +5,8 @@ import logging
 import os
 import resource
 
-_PR_SET_DUMPABLE = 4
-_PR_GET_DUMPABLE = 3
+from hatchway.wire.private_memory import make_private
+
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 
 log = logging.getLogger(__name__)
@@ -18,10 +18,7 @@ def harden() -> None:
 
     Raises `OSError` when the first two cannot be had: then the process must not go on.
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "PR_SET_DUMPABLE")
+    make_private()
     # Pages are locked when they are first used, so that nothing which is shared with other roles is copied for it. A process without
     # the privilege would fail later, in the middle, where its limit is finite: there each secret's own page is locked, no more.
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -30,8 +27,3 @@ def harden() -> None:
             log.warning("memory cannot be locked as a whole: %s", os.strerror(ctypes.get_errno()))
     else:
         log.info("memory is locked for the pages of secrets alone: the limit of locked memory is %d octets", soft)
-
-
-def is_dumpable() -> bool:
-    """Whether others of this user may read the process's memory."""
-    return bool(_libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) != 0)

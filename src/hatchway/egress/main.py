@@ -14,6 +14,7 @@ from hatchway.egress.service import EgressService
 from hatchway.egress.upstream import Dialler, OutConfig
 from hatchway.wire import audit
 from hatchway.wire.metrics import turn
+from hatchway.wire.private_memory import make_private
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def run(
     alive: Callable[[], None] | None = None,
 ) -> None:
     """Runs the shard until SIGTERM. `rpc` and `fds` listen (`wire.egress`). `ready` is called when it serves, `alive` every second from then on."""
+    make_private()  # keys of authorities are in it, and what programs say inside TLS
     asyncio.run(_run(config, rpc, fds, ready, alive))
 
 
