@@ -563,6 +563,8 @@ async def test_a_denial_says_why_in_the_clients_own_form() -> None:
         answer = await say(flow_of(denied), request("PUT /simple/x HTTP/1.1", *lines))
         assert b"content-type: text/plain" in answer
         assert b"\r\n\r\nHatchway: method_not_allowed: " in answer
+    flow = PlayedFlow(policy_of(denied, defaults={"deny_reply": "text"}), answering())
+    assert b"content-type: text/plain" in await say(flow, request("PUT /simple/x HTTP/1.1"))
     answer = await say(flow_of(denied), request("HEAD /x HTTP/1.1"))
     assert answer.endswith(b"\r\n\r\n")
 

@@ -1,86 +1,28 @@
-"""One request from its head to the end of its answer, whatever version of HTTP the client speaks.
+"""The requests of one client connection, whatever version of HTTP it speaks.
 
-Decide, ask, record, and only then dial and send: of a request that is refused nothing has left. The body goes up while the
-answer comes down; what ends early ends the connection to the outside with it, so that no octet is taken for the next request.
+Decide, ask, record, and only then dial and send: of a request that is refused nothing has left.
 """
 
 import asyncio
 import contextlib
-from typing import Any, Protocol
 
-from hatchway.domain.errors import BadGateway, Exhausted, Forbidden, HatchwayError, TooSlow, Unavailable
+from hatchway.domain.errors import Forbidden, HatchwayError
 from hatchway.domain.policy.verdicts import Action, Request, Verdict
-from hatchway.egress.http import fields, judging, placeholders, refusals
-from hatchway.egress.http.heads import AnswerHead, Fields, RequestHead
+from hatchway.egress.http import judging
+from hatchway.egress.http.carrying import REPEATABLE, Carrier
+from hatchway.egress.http.heads import RequestHead
+from hatchway.egress.http.incoming import Incoming
 from hatchway.egress.http.judging import Going
-from hatchway.egress.http.lines import Line, Stale, no_answer
-from hatchway.egress.http.seam import BoundFlow, Exchange, FlowError, StreamLost
+from hatchway.egress.http.lines import Line
+from hatchway.egress.http.records import recorded, unread
+from hatchway.egress.http.refusals import answer_to, error_of
+from hatchway.egress.http.seam import BoundFlow, FlowError
 from hatchway.egress.http.terms import TermsBook
-from hatchway.egress.http.waiting import Alarm
 
 KEPT_S = 60.0
 FRESH_S = 2.0
 """How long a connection to the outside is kept for this client's next request; and how long for one that cannot be sent twice."""
 MAX_KEPT = 4
-MAX_HERE = 64 * 1024
-"""Octets of a body that is sent in one go with its head."""
-_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
-_MAX_RECORDED = 1_024
-
-
-class Over(Exception):
-    """The exchange ended in the middle, and the client's side of it with it: nothing more can be said."""
-
-
-class Incoming(Protocol):
-    """A request as one version of HTTP brings it, and the way back to its client."""
-
-    @property
-    def head(self) -> RequestHead:
-        """What it asks."""
-        ...
-
-    @property
-    def alarm(self) -> Alarm:
-        """Of the task that carries the request."""
-        ...
-
-    @property
-    def begun(self) -> bool:
-        """The answer began: nothing else can be said any more."""
-        ...
-
-    def body_here(self) -> bytes | None:
-        """The whole body, when it is here and small; None: it is still to be read by `piece`. Raises `HatchwayError` for a bad one."""
-        ...
-
-    async def piece(self, alarm: Alarm) -> bytes:
-        """The next octets of the body; `b""` at its end. `alarm` is of the task that calls. Raises `HatchwayError` for a bad or slow one, `StreamLost`."""
-        ...
-
-    def go_on(self) -> None:
-        """The client may send the body, if it waits to be told."""
-        ...
-
-    def begin(self, status: int, reason: str, answered: Fields, length: int | None, *, bodiless: bool) -> None:
-        """The answer begins; `length` of its body, None: unknown. `bodiless`: none follows, whatever the fields say."""
-        ...
-
-    async def send(self, piece: bytes) -> None:
-        """Octets of the answer's body. Raises `StreamLost` and `TimeoutError` when the client does not take them."""
-        ...
-
-    async def finish(self) -> None:
-        """The answer is whole."""
-        ...
-
-    async def refuse(self, answer: refusals.Refused) -> None:
-        """An answer of ours instead."""
-        ...
-
-    def break_off(self) -> None:
-        """Ends it in the middle, in a way that nobody takes for an end."""
-        ...
 
 
 class Exchanges:
@@ -99,7 +41,7 @@ class Exchanges:
         try:
             going = await self.decide(incoming)
         except HatchwayError as error:
-            await incoming.refuse(answer_to(incoming.head, error))
+            await self.refuse(incoming, error)
             return
         await self._carry(incoming, going)
 
@@ -126,6 +68,10 @@ class Exchanges:
             raise error_of(error) from error
         return going
 
+    async def refuse(self, incoming: Incoming, error: HatchwayError) -> None:
+        """Tells the client of a request about an error, in the form that the policy wants."""
+        await incoming.refuse(answer_to(incoming.head, error, text=self.flow.policy.deny_reply == "text"))
+
     def close(self) -> None:
         """Ends all connections to the outside at once: what is in the middle must not look whole there."""
         for line in [*self._busy, *self._kept]:
@@ -143,12 +89,12 @@ class Exchanges:
     # -- carrying
 
     async def _carry(self, incoming: Incoming, going: Going) -> None:
-        carrier = _Carrier(self, incoming, going)
+        carrier = Carrier(self, incoming, going)
         try:
             await carrier.run()
         except HatchwayError as error:
             self.record_failed(error, going)
-            await incoming.refuse(answer_to(incoming.head, error))
+            await self.refuse(incoming, error)
 
     async def line(self, going: Going, *, fresh: bool = False) -> Line:
         """A connection to the outside for this request: one that was kept for its like, or a new one. Raises a `HatchwayError`."""
@@ -159,7 +105,7 @@ class Exchanges:
             for kept in self._kept:
                 kept.stream.abort()
             self._kept.clear()
-        key, patience = going.key, KEPT_S if going.request.method in _REPEATABLE else FRESH_S
+        key, patience = going.key, KEPT_S if going.request.method in REPEATABLE else FRESH_S
         for kept in reversed(self._kept):
             if kept.key == key and not fresh:
                 self._kept.remove(kept)
@@ -230,272 +176,3 @@ class Exchanges:
         decision = "denied" if isinstance(error, Forbidden) else "failed"
         with contextlib.suppress(FlowError):
             self.flow.record("egress.request", decision, going.verdict, reason=error.code, data=recorded(going.request))
-
-
-class _Carrier:
-    """One allowed request on its way."""
-
-    def __init__(self, exchanges: Exchanges, incoming: Incoming, going: Going) -> None:
-        self._all = exchanges
-        self._incoming = incoming
-        self._going = going
-        self._cut = False
-        self._line: Line | None = None
-        self._exchange: Exchange | None = None
-        self._upload_error: BaseException | None = None
-        known = exchanges.flow.placeholders
-        self._scan = (
-            placeholders.Scan(known, going.needles) if incoming.head.length != 0 and (known or going.needles) else None
-        )
-        self._sent = 0
-
-    async def run(self) -> None:
-        """Carries it. Raises `HatchwayError` when nothing was answered yet, else `Over`."""
-        incoming, going, every = self._incoming, self._going, self._all
-        body = incoming.body_here()
-        if body is None and self._scan is not None and 0 < (incoming.head.length or 0) <= MAX_HERE:
-            body = await self._gathered()
-        if body and self._scan is not None:
-            body = self._scan.take(body) + self._scan.rest()
-        if body:
-            judging.check_size(len(body), going.terms.max_body)
-        every.record_allowed(going)
-        self._line = line = await every.line(going)
-        try:
-            self._exchange = every.flow.begin(going.request, going.verdict, self._cut_off)
-        except FlowError as error:
-            every.drop(line)
-            raise error_of(error) from error
-        try:
-            await self._over(body)
-        finally:
-            self._exchange.end()
-            if self._line is not None:
-                every.drop(self._line)
-
-    async def _gathered(self) -> bytes:
-        """A small body that has to be looked through: of what is refused for it, not even the head has left."""
-        self._incoming.go_on()
-        pieces = []
-        try:
-            while piece := await self._incoming.piece(self._incoming.alarm):
-                pieces.append(piece)
-        except StreamLost as error:
-            raise Over from error
-        return b"".join(pieces)
-
-    def _cut_off(self, reason: str) -> None:
-        """A later policy does not allow it: ends at once, in the middle."""
-        self._cut = True
-        if self._line is not None:
-            self._line.stream.abort()
-        self._incoming.break_off()
-
-    async def _over(self, body: bytes | None) -> None:
-        upload = None
-        try:
-            if body is None:
-                upload = self._start_upload()
-                answer = await self._line_now.answer(self._going.request.method, self._incoming.alarm)
-            else:
-                answer = await self._answer_at_once(body)
-            await self._pass_on(answer)
-        except (HatchwayError, Stale, StreamLost, TimeoutError, FlowError) as error:
-            if upload is not None:
-                await _ended(upload)
-            if self._cut or self._incoming.begun or isinstance(self._upload_error, StreamLost):
-                self._incoming.break_off()
-                raise Over from error
-            raise self._told(error) from error
-        except BaseException:
-            self._incoming.break_off()
-            raise
-        finally:
-            if upload is not None and not upload.done():  # an answer before the end of the body
-                await _ended(upload)
-        if upload is None or self._upload_error is None:
-            line, self._line = self._line_now, None
-            if upload is not None and not self._whole:
-                line.reusable = False
-            self._all.give_back(line)
-
-    @property
-    def _line_now(self) -> Line:
-        assert self._line is not None
-        return self._line
-
-    def _told(self, error: BaseException) -> HatchwayError:
-        """What a client is told about an error before the answer began."""
-        cause = self._upload_error if isinstance(self._upload_error, HatchwayError | FlowError) else error
-        if isinstance(cause, FlowError):
-            return error_of(cause)
-        if isinstance(cause, HatchwayError):
-            return cause
-        return no_answer(str(cause) or "the connection was lost")
-
-    # -- up
-
-    async def _answer_at_once(self, body: bytes) -> AnswerHead:
-        """Sends a request whose body is here, a second time where a kept connection had been closed meanwhile and that is harmless."""
-        request = self._going.request
-        while True:
-            line = self._line_now
-            self._count_out(len(body))
-            line.write_request(
-                request.method, self._going.target, self._all.authority, self._going.fields, len(body), body
-            )
-            try:
-                return await line.answer(request.method, self._incoming.alarm)
-            except Stale as stale:
-                if request.method not in _REPEATABLE:
-                    raise no_answer(str(stale)) from stale
-                self._all.drop(line)
-                self._line = None
-                self._line = await self._all.line(self._going, fresh=True)
-                if self._cut:
-                    raise StreamLost("cut") from stale
-
-    def _start_upload(self) -> "asyncio.Task[None]":
-        self._whole = False
-        length = self._incoming.head.length
-        self._line_now.write_request(
-            self._going.request.method, self._going.target, self._all.authority, self._going.fields, length
-        )
-        self._incoming.go_on()
-        return asyncio.get_running_loop().create_task(self._upload(self._line_now, chunked=length is None))
-
-    async def _upload(self, line: Line, *, chunked: bool) -> None:
-        """Sends the body as it comes. What is wrong with it ends the connection to the outside, so that nobody there takes it for whole."""
-        alarm = Alarm()
-        try:
-            while piece := await self._incoming.piece(alarm):
-                self._sent += len(piece)
-                judging.check_size(self._sent, self._going.terms.max_body)
-                if self._scan is not None:
-                    piece = self._scan.take(piece)
-                if piece:
-                    self._count_out(len(piece))
-                    if not await self._to_line(line, piece, alarm, chunked=chunked):
-                        return
-            rest = self._scan.rest() if self._scan is not None else b""
-            if rest:
-                self._count_out(len(rest))
-                if not await self._to_line(line, rest, alarm, chunked=chunked):
-                    return
-            if chunked:
-                line.end_chunks()
-            self._whole = True
-        except (HatchwayError, FlowError, StreamLost) as error:
-            self._upload_error = error
-            line.stream.abort()
-        finally:
-            alarm.stop()
-
-    async def _to_line(self, line: Line, piece: bytes, alarm: Alarm, *, chunked: bool) -> bool:
-        """False: the other side takes no more; what it answered, if anything, is read by the other direction."""
-        line.write_piece(piece, chunked=chunked)
-        try:
-            await line.drain(alarm)
-        except TimeoutError:
-            line.stream.abort()
-            return False
-        except StreamLost:
-            return False
-        return True
-
-    def _count_out(self, octets: int) -> None:
-        if octets and self._exchange is not None:
-            self._exchange.count(octets, 0)
-
-    # -- down
-
-    async def _pass_on(self, answer: AnswerHead) -> None:
-        assert self._exchange is not None
-        await pass_on(self._incoming, self._line_now, self._exchange, self._going, answer)
-
-
-async def pass_on(incoming: Incoming, line: Line, exchange: Exchange, going: Going, answer: AnswerHead) -> None:
-    """Passes on an answer whose head came. Raises when it is cut off on either side."""
-    if answer.length is not None and answer.length > going.terms.max_answer:
-        raise _answer_too_large(going.terms.max_answer)
-    octets = 0
-    passed = fields.for_client(answer.fields, nominated=answer.nominated, strip=going.terms.strip_answer)
-    bodiless = line.whole
-    if bodiless and (going.request.method == "HEAD" or answer.status == 304):
-        passed += [field for field in answer.fields if field[0] == "content-length"]
-    incoming.begin(answer.status, answer.reason, passed, answer.length, bodiless=bodiless)
-    while piece := await line.piece(incoming.alarm):
-        octets += len(piece)
-        if octets > going.terms.max_answer:
-            raise _answer_too_large(going.terms.max_answer)
-        exchange.count(0, len(piece))
-        await incoming.send(piece)
-    await incoming.finish()
-
-
-def _answer_too_large(limit: int) -> BadGateway:
-    return BadGateway(
-        "answer_too_large",
-        f"The answer takes more than the {limit} octets that the rule allows.",
-        "Ask for less at a time.",
-        limit=limit,
-    )
-
-
-async def _ended(task: "asyncio.Task[Any]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def answer_to(head: RequestHead, error: HatchwayError) -> refusals.Refused:
-    """The answer that tells the client of this request about an error."""
-    accept = agent = ""
-    for name, value in head.fields:
-        if name == "accept":
-            accept = value
-        elif name == "user-agent":
-            agent = value
-    return refusals.answer(error, accept=accept, agent=agent)
-
-
-_KINDS: dict[int, type[HatchwayError]] = {
-    403: Forbidden,
-    408: TooSlow,
-    429: Exhausted,
-    502: BadGateway,
-    503: Unavailable,
-}
-
-
-def error_of(error: FlowError) -> HatchwayError:
-    """What the gateway says about the other side of a flow, as an error for the client."""
-    kind = _KINDS.get(error.status, BadGateway)
-    return kind(error.reason, error.explanation, "Look at the policy of this sandbox, and whether the host answers.")
-
-
-def recorded(request: Request) -> dict[str, Any]:
-    """What is kept of a request: no header's value but the client's name, no query but its length."""
-    agent = next((value for name, value in request.headers if name == "user-agent"), "")
-    data: dict[str, Any] = {
-        "host": request.host,
-        "port": request.port,
-        "tls": request.tls,
-        "version": request.version,
-        "method": request.method,
-        "path": request.path[:_MAX_RECORDED],
-        "query_octets": len(request.query),
-        "agent": agent[:200],
-    }
-    if request.websocket:
-        data["websocket"] = True
-    return data
-
-
-def unread(head: RequestHead) -> dict[str, Any]:
-    """The same of one that never got so far."""
-    return {
-        "version": head.version,
-        "method": head.method,
-        "target": head.target[:_MAX_RECORDED],
-        "host": (head.host or "")[:255],
-    }

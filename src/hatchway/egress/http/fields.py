@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from hatchway.egress.http.heads import Fields
+from hatchway.wire.broker import LEG_ERROR
 
 HOP = frozenset(
     {
@@ -80,8 +81,8 @@ OVERRIDE = frozenset(
 )
 """With these a request could mean another host, path or method to the upstream than the one that was decided on."""
 
-_ANSWER_DROPPED = HOP | {"alt-svc", "alternate-protocol"}
-"""The latter two send a client to other ports, and to protocols that are not let through."""
+_ANSWER_DROPPED = HOP | {"alt-svc", "alternate-protocol", LEG_ERROR}
+"""Two of these send a client to other ports, and to protocols that are not let through; the last is the broker's to us."""
 
 _AUTH = frozenset(
     {
@@ -108,6 +109,11 @@ _AUTH = frozenset(
     }
 )
 _AUTH_ENDS = re.compile(r"(?:^|-)(?:token|api-?key|apikey|access-key|secret|secret-key|password|passwd|authorization)$")
+_AUTH_WORD = re.compile(
+    r"(?:^|-)(?:x?auth|authn|authz|authentication|jwt|bearer|tokens?|secrets?|credentials?|accesskey|signature"
+    r"|(?:app|application|private|subscription|insert|license|session)-(?:key|id))(?:-|$)"
+)
+"""Names that look as if: what has one of these is not refused for it, but does not go on either."""
 _NO_AUTH = frozenset({"x-csrf-token", "x-xsrf-token", "csrf-token"})
 _AUTH_PARAMETER = re.compile(
     r"(?:access|auth|oauth|private|id|refresh|personal|bearer|api|session|job|deploy)[_-]?tokens?"
@@ -117,7 +123,7 @@ _AUTH_PARAMETER = re.compile(
 
 _kinds: dict[str, int] = {}
 _MAX_KINDS = 1_024
-_DROPPED, _CREDENTIAL, _COOKIE, _WEBSOCKET = 1, 2, 4, 8
+_DROPPED, _CREDENTIAL, _COOKIE, _WEBSOCKET, _SUSPECT = 1, 2, 4, 8, 16
 
 
 def plain(name: str) -> str:
@@ -135,6 +141,8 @@ def kind_of(name: str) -> int:
             kind |= _COOKIE
         elif carries_auth(key):
             kind |= _CREDENTIAL
+        elif _AUTH_WORD.search(key) and key not in _NO_AUTH:
+            kind |= _SUSPECT
         if key.startswith("sec-websocket-"):
             kind |= _WEBSOCKET
         if len(_kinds) < _MAX_KINDS and len(name) <= 64:
@@ -167,13 +175,12 @@ def for_upstream(
     *,
     nominated: Collection[str] = (),
     without_auth: bool = False,
-    without_cookies: bool = False,
     strip: Collection[str] = (),
     only: Collection[str] | None = None,
     put: Iterable[tuple[str, str]] = (),
 ) -> Fields:
     """The fields of a request as they go on: without those of the connection, those that would override, and what a rule takes away."""
-    off = _DROPPED | _WEBSOCKET | (_CREDENTIAL | _COOKIE if without_auth else 0) | (_COOKIE if without_cookies else 0)
+    off = _DROPPED | _WEBSOCKET | (_CREDENTIAL | _COOKIE | _SUSPECT if without_auth else 0)
     put = list(put)
     taken = {plain(name) for name in strip}
     taken.update(plain(name) for name, _ in put)

@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 from hatchway.domain.errors import HatchwayError, TooSlow
 from hatchway.egress.http import framing, heads, refusals, websocket
-from hatchway.egress.http.exchanges import MAX_HERE, Exchanges, Over, answer_to
+from hatchway.egress.http.carrying import MAX_HERE
+from hatchway.egress.http.exchanges import Exchanges
 from hatchway.egress.http.heads import Fields, RequestHead, Unclear, malformed
+from hatchway.egress.http.incoming import Over
 from hatchway.egress.http.lines import head_of
 from hatchway.egress.http.seam import Stream, StreamLost
 from hatchway.egress.http.waiting import Alarm
@@ -79,7 +81,7 @@ class Http1:
             return
         if head is not None:
             head.keep = False
-            await Incoming1(self, head).refuse(answer_to(head, judge(head)))
+            await self.exchanges.refuse(Incoming1(self, head), judge(head))
 
     async def more(self, within: float) -> bytes:
         """Octets that came, at least one; `b""` at the client's end. Raises `TimeoutError` and `StreamLost`."""
@@ -123,7 +125,7 @@ class Http1:
 
 
 class Incoming1:
-    """One request, and the way back (see `exchanges.Incoming`)."""
+    """One request, and the way back (see `incoming.Incoming`)."""
 
     def __init__(self, connection: Http1, head: RequestHead) -> None:
         self.head = head

@@ -19,9 +19,11 @@ import h2.settings
 
 from hatchway.domain.errors import HatchwayError, HeadTooLarge, TooSlow
 from hatchway.egress.http import heads, refusals
-from hatchway.egress.http.exchanges import MAX_HERE, Exchanges, Over, answer_to
+from hatchway.egress.http.carrying import MAX_HERE
+from hatchway.egress.http.exchanges import Exchanges
 from hatchway.egress.http.heads import Fields, RequestHead, Unclear
 from hatchway.egress.http.http1 import BODY_IDLE_S, HEAD_WITHIN_S, IDLE_S, MIN_RATE, TAKE_WITHIN_S
+from hatchway.egress.http.incoming import Over
 from hatchway.egress.http.seam import Stream, StreamLost
 from hatchway.egress.http.waiting import Alarm
 
@@ -266,7 +268,7 @@ class Http2:
         task.add_done_callback(self._tasks.discard)
 
     async def _refused(self, stream: "Incoming2", error: HatchwayError) -> None:
-        await self._to_end(stream, stream.refuse(answer_to(stream.head, error)))
+        await self._to_end(stream, self.exchanges.refuse(stream, error))
 
     async def _run(self, stream: "Incoming2") -> None:
         await self._to_end(stream, self.exchanges.run(stream))
@@ -319,7 +321,7 @@ class Http2:
 
 
 class Incoming2:
-    """One stream (see `exchanges.Incoming`)."""
+    """One stream (see `incoming.Incoming`)."""
 
     def __init__(self, connection: Http2, number: int, head: RequestHead, *, ended: bool) -> None:
         self.number = number

@@ -8,9 +8,12 @@ import json
 import re
 from dataclasses import dataclass
 
+import msgspec
+
 from hatchway.domain import problems
-from hatchway.domain.errors import HatchwayError
-from hatchway.egress.http.heads import Fields
+from hatchway.domain.errors import BadGateway, Exhausted, Forbidden, HatchwayError, InvalidRequest, TooSlow, Unavailable
+from hatchway.egress.http.heads import Fields, RequestHead
+from hatchway.egress.http.seam import FlowError
 
 REASONS = {
     400: "Bad Request",
@@ -76,6 +79,49 @@ def answer(error: HatchwayError, *, accept: str = "", agent: str = "", text: boo
         if name not in ("connection", "www-authenticate")
     ]
     return Refused(status, reason, fields, body)
+
+
+def answer_to(head: RequestHead, error: HatchwayError, *, text: bool = False) -> Refused:
+    """The answer that tells the client of this request about an error. `text`: as the policy wants it."""
+    accept = agent = ""
+    for name, value in head.fields:
+        if name == "accept":
+            accept = value
+        elif name == "user-agent":
+            agent = value
+    return answer(error, accept=accept, agent=agent, text=text)
+
+
+_KINDS: dict[int, type[HatchwayError]] = {
+    400: InvalidRequest,
+    403: Forbidden,
+    408: TooSlow,
+    429: Exhausted,
+    502: BadGateway,
+    503: Unavailable,
+}
+
+
+def error_of(error: FlowError) -> HatchwayError:
+    """What the gateway says about the other side of a flow, as an error for the client."""
+    kind = _KINDS.get(error.status, BadGateway)
+    return kind(error.reason, error.explanation, "Look at the policy of this sandbox, and whether the host answers.")
+
+
+class _Problem(msgspec.Struct):
+    cause: str = ""
+    remedy: str = ""
+
+
+def of_broker(code: str, status: int, said: bytes) -> HatchwayError:
+    """What the broker refused in its problem document `said`, as an error for the client."""
+    try:
+        problem = msgspec.json.decode(said, type=_Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        problem = _Problem()
+    kind = _KINDS.get(status, BadGateway)
+    cause = problem.cause or "The broker of credentials refused the request."
+    return kind(code, cause, problem.remedy or "Look at the policy of this sandbox.")
 
 
 def _wants_text(accept: str) -> bool:

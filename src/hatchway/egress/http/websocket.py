@@ -16,12 +16,16 @@ from wsproto.frame_protocol import CloseReason, Frame, FrameProtocol, Opcode, Pa
 from hatchway.domain.errors import Forbidden, HatchwayError
 from hatchway.domain.policy.verdicts import Protocol
 from hatchway.egress.http import fields, placeholders
-from hatchway.egress.http.exchanges import Exchanges, Over, answer_to, error_of, pass_on
+from hatchway.egress.http.carrying import pass_on
+from hatchway.egress.http.exchanges import Exchanges
 from hatchway.egress.http.heads import AnswerHead, RequestHead, bad_answer, malformed
+from hatchway.egress.http.incoming import Over
 from hatchway.egress.http.judging import Going
 from hatchway.egress.http.lines import Line, Stale, head_of, no_answer
+from hatchway.egress.http.refusals import error_of, of_broker
 from hatchway.egress.http.seam import Exchange, FlowError, Stream, StreamLost
 from hatchway.egress.http.waiting import Alarm
+from hatchway.wire.broker import LEG_ERROR
 
 if TYPE_CHECKING:
     from hatchway.egress.http.http1 import Http1, Incoming1
@@ -70,7 +74,7 @@ async def serve(connection: "Http1", incoming: "Incoming1") -> None:
     except HatchwayError as error:
         if going is not None:
             exchanges.record_failed(error, going)
-        await incoming.refuse(answer_to(incoming.head, error))
+        await exchanges.refuse(incoming, error)
         return
     cut = False
 
@@ -85,6 +89,8 @@ async def serve(connection: "Http1", incoming: "Incoming1") -> None:
         exchange = exchanges.flow.begin(going.request, going.verdict, cut_off)
         key_sent = base64.b64encode(os.urandom(16)).decode()
         answer = await _ask(exchanges, going, line, key_sent, offered, incoming.alarm)
+        if code := next((value for name, value in answer.fields if name == LEG_ERROR), ""):
+            raise of_broker(code, answer.status, b"")
         if answer.status != 101:
             try:
                 await pass_on(incoming, line, exchange, going, answer)
@@ -105,7 +111,7 @@ async def serve(connection: "Http1", incoming: "Incoming1") -> None:
             else no_answer(str(error))
         )
         exchanges.record_failed(told, going)
-        await incoming.refuse(answer_to(incoming.head, told))
+        await exchanges.refuse(incoming, told)
     finally:
         if exchange is not None:
             exchange.end()
