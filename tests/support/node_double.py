@@ -51,6 +51,11 @@ class NodeDouble:
         """What is said of a sandbox that is asked after; nothing here: nobody has used it for ages."""
         self.asked_activity = 0
         self.stayed: list[wire.StayRequest] = []
+        self.egress: dict[str, wire.EgressSpec] = {}
+        """What may leave each sandbox, as was said last."""
+        self.rejects: set[int] = set()
+        """Revisions that its gateways refuse."""
+        self.answered: list[wire.AskAnswer] = []
         self.vmm = "double"
         self.configured: wire.Configure | None = None
         self.sequence = time.time_ns() // 1000
@@ -174,12 +179,17 @@ class NodeDouble:
             case "sandbox.stay":
                 self.stayed.append(request)
                 return wire.Empty()
+            case "sandbox.egress":
+                return self._take(self._box(request), request.egress)
+            case "egress.answer":
+                self.answered.append(request)
+                return wire.Empty()
             case "sandbox.prepare":
                 return self._becomes(self._create(request), State.PAUSED)
             case "sandbox.claim":
                 seen = self._box(wire.SandboxRef(sandbox_id=request.sandbox_id, generation=request.generation))
                 self.specs[request.sandbox_id] = request
-                return self._becomes(seen, State.RUNNING)
+                return self._becomes(self._take(seen, request.egress), State.RUNNING)
             case "sandbox.get":
                 return self._box(request)
             case "sandbox.delete":
@@ -247,7 +257,7 @@ class NodeDouble:
                     sequence=self.sequence,
                 )
                 self.specs[request.sandbox_id] = request
-                return self.boxes[request.sandbox_id]
+                return self._take(self.boxes[request.sandbox_id], request.egress)
             case _:
                 return self._session(method, request)
 
@@ -264,7 +274,21 @@ class NodeDouble:
                 sequence=self.sequence,
             )
             self.specs[request.sandbox_id] = request
+            self._take(self.boxes[request.sandbox_id], request.egress)
         return self.boxes[request.sandbox_id]
+
+    def _take(self, seen: wire.Observed, egress: wire.EgressSpec | None) -> wire.Observed:
+        """What may leave a sandbox from now on; an older revision changes nothing."""
+        state = seen.egress or wire.EgressState(revision=0)
+        if egress is None or egress.revision < state.revision:
+            return seen
+        if egress.revision in self.rejects:
+            state = msgspec.structs.replace(state, conditions={"policy_rejected": f"Revision {egress.revision}."})
+        else:
+            self.egress[seen.sandbox_id] = egress
+            state = wire.EgressState(revision=egress.revision)
+        seen = self.boxes[seen.sandbox_id] = msgspec.structs.replace(seen, egress=state)
+        return seen
 
     def _release(self) -> wire.TemplateRelease:
         return wire.TemplateRelease(name="seed", tag="latest", digest=DIGEST, size_bytes=1, created_at=1.0)
@@ -312,12 +336,13 @@ class NodeDouble:
             isolation=self.isolation,
             boot_id=new_id(),
             phases_ms={"restore": 1.0},
+            egress=wire.EgressState(revision=0),
             sequence=self.sequence,
         )
-        return self.boxes[spec.sandbox_id]
+        return self._take(self.boxes[spec.sandbox_id], spec.egress)
 
     def _move(self, verb: Verb, ref: wire.SandboxRef) -> wire.Observed:
-        seen = self._box(ref)
+        seen = self._take(self._box(ref), ref.egress)
         if not admits(verb, State(seen.state)):
             raise Conflict("wrong_state", f"The sandbox is {seen.state}.", "")
         boot_id = new_id() if verb is Verb.START else seen.boot_id
@@ -342,6 +367,7 @@ class NodeDouble:
                 hostname=branch.hostname,
                 env=branch.env,
                 generation=branch.generation,
+                egress=branch.egress,
             )
             outcomes.append(wire.BranchOutcome(sandbox_id=branch.sandbox_id, observed=self._create(spec)))
         return wire.ForkAnswer(source=self._becomes(source, None), branches=tuple(outcomes), source_stopped_ms=1.5)
@@ -367,7 +393,7 @@ class NodeDouble:
         kept = self.snapshots.get(request.snapshot_id)
         if kept is None:
             raise NotFound("unknown_snapshot", "There is no such snapshot.", "")
-        return self._becomes(self._box(request), ROLLBACK_TARGETS[SnapshotKind(kept.kind)])
+        return self._becomes(self._take(self._box(request), request.egress), ROLLBACK_TARGETS[SnapshotKind(kept.kind)])
 
     def _session(self, method: str, request: Any) -> object:
         match method:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from hatchway.control import requests, timing
+from hatchway.control import policies, requests, timing
 from hatchway.control.accepted import proceed
 from hatchway.control.endpoints import Call
 from hatchway.control.fields import (
@@ -37,7 +37,7 @@ NODE_WAIT_S = 3.0
 RESOLVE_WITHIN_S = 10.0
 
 
-class CreateSandbox(timing.Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CreateSandbox(policies.WithPolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a new sandbox is made from, a template or a snapshot, and how large it is. A snapshot has its size already: only the disk can be larger."""
 
     template: Reference | UnsetType = UNSET
@@ -92,7 +92,7 @@ async def create(call: Call[CreateSandbox]) -> Response:
     new = await (
         _from_snapshot(call, body.snapshot) if body.snapshot is not UNSET else _from_template(call, str(body.template))
     )
-    new = msgspec.structs.replace(new, lifetime=lifetime, schedule=schedule)
+    new = msgspec.structs.replace(new, lifetime=lifetime, schedule=schedule, **policies.assignment(body))
     accept = accepting.accept_create if new.snapshot_id is None else snapshots.accept_create
     claimed = await _claimed(call, new)
     if claimed is not None:

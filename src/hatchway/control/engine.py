@@ -89,6 +89,8 @@ class Engine:
         self._elsewhere: dict[str, set[asyncio.Event]] = {}
         self.live: dict[str, Live] = {}
         self.on_released: Callable[[str], None] = lambda sandbox_id: None
+        self.on_behind: Callable[[], None] = lambda: None
+        """Called when an operation ended whose sandbox has not the newest revision of its policy in force."""
         """Called with a sandbox's id when its operation ended."""
 
     def submit(self, operation: OperationRow, sandbox: SandboxRow, preempted: str | None = None) -> None:
@@ -221,6 +223,8 @@ class Engine:
             turn.give_back()
         if finished is not None:
             note_end(finished.operation)
+            if finished.sandbox.policy_applied != finished.sandbox.policy_revision:
+                self.on_behind()  # its policy changed while the node was at it
         _resolve(live, finished)
 
     async def _drive(self, live: Live, sandbox: SandboxRow, turn: _Turn) -> Finished | None:

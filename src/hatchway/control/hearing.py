@@ -8,6 +8,7 @@ from hatchway.control.auth import Authenticator
 from hatchway.control.claims import MAINTENANCE
 from hatchway.control.engine import Engine
 from hatchway.control.nodes import Nodes
+from hatchway.control.policykeeper import PolicyKeeper
 from hatchway.control.reconciler import Reconciler
 from hatchway.control.removal import Removal
 from hatchway.domain.errors import HatchwayError
@@ -16,6 +17,9 @@ from hatchway.storage.rows import EventRow
 ENDS = frozenset({"operation.succeeded", "operation.failed", "operation.cancelled"})
 REVOKES = frozenset({"key.revoked", "key.rotated", "token.revoked"})
 
+_OF_POLICIES = {"policy", "policy_document", "credentials"}
+"""What a change of a sandbox has that changes what may leave it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -23,13 +27,20 @@ class Hearing:
     """`hear` is given every event of the outbox, `gained` every lease that this process has now."""
 
     def __init__(
-        self, engine: Engine, reconciler: Reconciler, auth: Authenticator, nodes: Nodes, removal: Removal
+        self,
+        engine: Engine,
+        reconciler: Reconciler,
+        auth: Authenticator,
+        nodes: Nodes,
+        removal: Removal,
+        policies: PolicyKeeper,
     ) -> None:
         self._engine = engine
         self._reconciler = reconciler
         self._auth = auth
         self._nodes = nodes
         self._removal = removal
+        self._policies = policies
         self._tasks: set[asyncio.Task[None]] = set()
 
     def hear(self, event: EventRow) -> None:
@@ -44,6 +55,9 @@ class Hearing:
             self._auth.forget(event.subject)
             # The process that revoked told its nodes; others may be connected here.
             self._begin(self._nodes.configure_all())
+
+        elif event.kind == "policy.changed" or (event.kind == "sandbox.updated" and event.data.keys() & _OF_POLICIES):
+            self._policies.look()
 
     def gained(self, name: str) -> None:
         """Goes on with what the process that led before had begun."""

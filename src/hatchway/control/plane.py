@@ -19,13 +19,14 @@ from hatchway.control.follower import Follower
 from hatchway.control.hearing import Hearing
 from hatchway.control.lifetimes import Lifetimes
 from hatchway.control.nodes import NodeLink, Nodes
+from hatchway.control.policykeeper import PolicyKeeper
 from hatchway.control.poolkeeper import PoolKeeper
 from hatchway.control.reconciler import Reconciler
 from hatchway.control.removal import Removal
 from hatchway.control.views import Condition
 from hatchway.control.wakes import Wakes
 from hatchway.domain.ids import new_id
-from hatchway.storage import keys, settings, tokens
+from hatchway.storage import keys, policies, settings, tokens
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import SandboxRow
 from hatchway.wire.node import Configure, TokenKey
@@ -49,6 +50,7 @@ class Plane:
     lifetimes: Lifetimes
     wakes: Wakes
     pools: PoolKeeper
+    policies: PolicyKeeper
     claims: Claims
     follower: Follower
     signer: Signer
@@ -71,6 +73,7 @@ class Plane:
         """Ends everything of ours; sandboxes and nodes go on."""
         self.ending.set()
         await self.pools.close()
+        await self.policies.close()
         await self.lifetimes.close()
         await self.wakes.close()
         await self.reconciler.close()
@@ -101,6 +104,15 @@ class Plane:
                 Condition(
                     type="foreign_generation",
                     message="Its node holds a newer generation of this sandbox than the database: another control plane moved it.",
+                )
+            )
+        for code, message in sorted((row.policy_conditions or {}).items()):
+            found.append(Condition(type=code, message=message))
+        if row.state in policies.LIVE and row.policy_applied != row.policy_revision:
+            found.append(
+                Condition(
+                    type="policy_pending",
+                    message=f"Its node has not said yet that revision {row.policy_revision} of its policy holds.",
                 )
             )
         return tuple(found)
@@ -167,7 +179,10 @@ async def open_plane(config: ControlConfig) -> Plane:
         claims.on_lapsed = engine.drop_all
         broker = BrokerLink(config.broker_socket, config.broker_uid)
         removal = Removal(database, nodes, engine, broker)
-        hearing = Hearing(engine, reconciler, auth, nodes, removal)
+        keeper = PolicyKeeper(database, nodes)
+        engine.on_behind = keeper.look
+        reconciler.on_compared = keeper.look
+        hearing = Hearing(engine, reconciler, auth, nodes, removal, keeper)
         follower.listeners.append(hearing.hear)
         claims.on_gained.append(hearing.gained)
         await follower.start()
@@ -184,6 +199,7 @@ async def open_plane(config: ControlConfig) -> Plane:
         lifetimes.start()
         pools = PoolKeeper(database, nodes, engine)
         pools.start()
+        keeper.start()
     except BaseException:
         await database.close()
         raise
@@ -197,6 +213,7 @@ async def open_plane(config: ControlConfig) -> Plane:
         lifetimes,
         wakes,
         pools,
+        keeper,
         claims,
         follower,
         signer,

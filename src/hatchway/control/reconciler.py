@@ -76,6 +76,8 @@ class Reconciler:
         self._led: set[asyncio.Task[bool]] = set()
         self.on_wake: Callable[[NodeLink, str], None] = lambda link, sandbox_id: None
         """Called when a node has traffic for a sandbox that does not run."""
+        self.on_compared: Callable[[], None] = lambda: None
+        """Called when a node was connected, and what it has is written down."""
         self._missed = False
         """Something that nodes said was not written: sessions are compared again too."""
 
@@ -200,6 +202,7 @@ class Reconciler:
             return
         await self._database.write(_note_connected, link.info.node_id, str(link.address), data)
         sequence = await self.compare(link)
+        self.on_compared()
         await link.call("events.subscribe", Subscribe(sequence=sequence), Empty, within=LIST_WITHIN_S)
         await self._compare_sessions(link)
         await self._remove_snapshots(link)

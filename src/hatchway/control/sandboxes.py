@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from hatchway.control import requests, timing, views
+from hatchway.control import policies, requests, timing, views
 from hatchway.control.accepted import proceed, repeat, sandbox_id, show
 from hatchway.control.creation import CreateSandbox, create
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
@@ -14,6 +14,9 @@ from hatchway.control.fields import MAX_METADATA, METADATA_KEY, Name, check_env,
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.storage import accepting, automatic, branches, sandboxes
+from hatchway.storage import policies as stored_policies
+from hatchway.storage.database import Connection
+from hatchway.storage.rows import SandboxRow
 
 
 class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +28,7 @@ class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     env: dict[str, str] | None = None
 
 
-class ChangeSandbox(timing.Timing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChangeSandbox(policies.WithPolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What of a sandbox can be changed; `metadata` replaces the whole of it, `name: null` takes the name away.
 
     `timeout_s` counts from now on. A deadline that would come earlier by it is an error without `shorten`.
@@ -96,7 +99,7 @@ async def get(call: Call[NoBody]) -> Response:
 
 
 async def change(call: Call[ChangeSandbox]) -> Response:
-    """Changes name, metadata, lifetime and schedule."""
+    """Changes name, metadata, lifetime, schedule and policy."""
     changes: dict[str, Any] = {}
     if call.body.name is not UNSET:
         changes["name"] = call.body.name
@@ -104,8 +107,15 @@ async def change(call: Call[ChangeSandbox]) -> Response:
         check_metadata(call.body.metadata)
         changes["metadata"] = call.body.metadata
     bounds = await call.plane.database.read(automatic.bounds, call.project)
-    more = timing.change(call.body, call.body.shorten, bounds)
+    timed, given = timing.change(call.body, call.body.shorten, bounds), policies.assignment(call.body)
+
+    def more(connection: Connection, row: SandboxRow) -> dict[str, Any]:
+        assigned = stored_policies.assign(connection, row, given) if given else {}
+        return {**assigned, **(timed(connection, row) if timed is not None else {})}
+
     row = await call.plane.database.write(sandboxes.change, call.project, sandbox_id(call), changes, more)
+    if given:
+        call.plane.policies.look()
     return answer(views.SandboxAnswer(sandbox=show(call, row)))
 
 
@@ -180,7 +190,7 @@ ENDPOINTS = (
         "PATCH",
         "/v1/sandboxes/{id}",
         change,
-        "Change name, metadata, lifetime or scheduled snapshots",
+        "Change name, metadata, lifetime, scheduled snapshots or policy",
         {200: views.SandboxAnswer},
         "sandboxes",
         scope="write",

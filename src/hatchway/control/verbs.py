@@ -13,7 +13,7 @@ from hatchway.control.nodes import LOST_CODES, NodeLink
 from hatchway.domain.errors import Conflict, HatchwayError, Internal, NotFound, Unavailable
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import branches, ending, exports, pools, sessions, snapshots
+from hatchway.storage import branches, ending, exports, policies, pools, sessions, snapshots
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.ending import Finished
 from hatchway.storage.rows import OperationRow, SandboxRow
@@ -22,6 +22,7 @@ from hatchway.wire.node import (
     Branch,
     BranchedSession,
     BranchedSessions,
+    EgressSpec,
     ExportHead,
     ExportMade,
     ExportRequest,
@@ -65,13 +66,14 @@ async def carry_out(link: NodeLink, database: Database, operation: OperationRow,
         case Verb.SNAPSHOT:
             return await _snapshot(link, operation, sandbox)
         case Verb.ROLLBACK:
-            return await _rollback(link, operation, sandbox)
+            return await _rollback(link, operation, sandbox, await database.read(policies.effective, sandbox.id))
         case Verb.CREATE:
-            return await _create(link, operation, sandbox)
+            return await _create(link, operation, sandbox, await database.read(policies.effective, sandbox.id))
         case Verb.EXPORT:
             return await _export(link, database, operation, sandbox)
         case Verb.IMPORT:
-            return await _import(link, operation, sandbox)
+            return await _import(link, operation, sandbox, await database.read(policies.effective, sandbox.id))
+    egress = await database.read(policies.effective, sandbox.id)
     if operation.kind in (Verb.START, Verb.WAKE) and sandbox.boot_id is None:
         if sandbox.forked_from is not None:
             raise Conflict(
@@ -80,8 +82,8 @@ async def carry_out(link: NodeLink, database: Database, operation: OperationRow,
                 "Delete it, and fork again.",
             )
         # A sandbox that never ran has no disk to boot from: its start is its creation.
-        return await _create(link, operation, sandbox)
-    seen = await _plain(link, operation.kind, sandbox)
+        return await _create(link, operation, sandbox, egress)
+    seen = await _plain(link, operation.kind, sandbox, egress)
     _require(operation, sandbox, seen)
     begun = await _begun(link, sandbox) if sandbox.artifact is not None and sandbox.generation > 1 else ()
     return _with_sessions(operation, sandbox, seen, begun)
@@ -102,20 +104,23 @@ def _with_sessions(
     return end
 
 
-async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+async def _create(link: NodeLink, operation: OperationRow, sandbox: SandboxRow, egress: EgressSpec | None) -> Ending:
     pool = operation.arguments.get(pools.CLAIM)
     if pool is not None:
-        return await _claim(link, operation, sandbox, pool)
-    method = "sandbox.prepare" if pools.POOL in operation.arguments else "sandbox.create"
-    seen = await link.call(method, spec_of(sandbox), Observed, within=CREATE_WITHIN_S)
+        return await _claim(link, operation, spec_of(sandbox, egress), sandbox, pool)
+    if pools.POOL in operation.arguments:  # nothing leaves it until it is somebody's
+        method, spec = "sandbox.prepare", spec_of(sandbox, None)
+    else:
+        method, spec = "sandbox.create", spec_of(sandbox, egress)
+    seen = await link.call(method, spec, Observed, within=CREATE_WITHIN_S)
     _require(operation, sandbox, seen)
     begun = await _begun(link, sandbox) if sandbox.snapshot_id is not None else ()
     return _with_sessions(operation, sandbox, seen, begun)
 
 
-async def _claim(link: NodeLink, operation: OperationRow, sandbox: SandboxRow, pool: str) -> Ending:
+async def _claim(link: NodeLink, operation: OperationRow, spec: SandboxSpec, sandbox: SandboxRow, pool: str) -> Ending:
     """A member of a pool becomes the sandbox; one that cannot go on is made anew, as if there had been none."""
-    spec, result = spec_of(sandbox), {"pool": pool}
+    result = {"pool": pool}
     try:
         seen = await link.call("sandbox.claim", spec, Observed, within=VERB_WITHIN_S)
     except (HatchwayError, TimeoutError) as error:
@@ -136,8 +141,9 @@ async def _begun(link: NodeLink, sandbox: SandboxRow) -> tuple[BranchedSession, 
     return (await link.call("session.branched", ref, BranchedSessions, within=LOOK_WITHIN_S)).sessions
 
 
-async def _plain(link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
-    ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
+async def _plain(link: NodeLink, verb: Verb, sandbox: SandboxRow, egress: EgressSpec | None) -> Observed:
+    runs = verb in (Verb.START, Verb.RESUME, Verb.RESTORE, Verb.WAKE)
+    ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation, egress=egress if runs else None)
     if verb is Verb.STOP:
         request = StopRequest(sandbox_id=sandbox.id, generation=sandbox.generation)
         try:
@@ -155,7 +161,7 @@ async def _plain(link: NodeLink, verb: Verb, sandbox: SandboxRow) -> Observed:
     except NotFound:
         if verb is Verb.RESTORE and sandbox.artifact is not None:
             # It was another node's: what that one kept is in the store that they share.
-            wanted = FetchRequest(**msgspec.structs.asdict(spec_of(sandbox)), artifact=sandbox.artifact)
+            wanted = FetchRequest(**msgspec.structs.asdict(spec_of(sandbox, egress)), artifact=sandbox.artifact)
             await link.call("sandbox.fetch", wanted, Observed, within=COPY_WITHIN_S)
             return await link.call("sandbox.restore", ref, Observed, within=COPY_WITHIN_S)
         if verb is not Verb.DELETE:
@@ -178,17 +184,22 @@ def _as_asked(sandbox: SandboxRow, state: State) -> Observed:
 
 async def _fork(link: NodeLink, database: Database, operation: OperationRow, sandbox: SandboxRow) -> Ending:
     # Read before every attempt: a branch that was deleted meanwhile must not be made.
-    wanted = await database.read(branches.open_branches, operation)
+    wanted = await database.read(_open_branches, operation)
     request = ForkRequest(
         sandbox_id=sandbox.id,
         generation=sandbox.generation,
         branches=tuple(
-            Branch(sandbox_id=one.id, generation=one.generation, hostname=hostname_of(one), env=one.env)
-            for one in wanted
+            Branch(sandbox_id=one.id, generation=one.generation, hostname=hostname_of(one), env=one.env, egress=egress)
+            for one, egress in wanted
         ),
     )
     answer = await link.call("sandbox.fork", request, ForkAnswer, within=COPY_WITHIN_S)
     return lambda connection, started_at: branches.made(connection, operation, answer, started_at)
+
+
+def _open_branches(connection: Connection, operation: OperationRow) -> list[tuple[SandboxRow, EgressSpec]]:
+    found = branches.open_branches(connection, operation)
+    return [(one, policies.effective_of(connection, one)) for one in found]
 
 
 async def _snapshot(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
@@ -233,9 +244,9 @@ async def signed_export(link: NodeLink, database: Database, request: ExportReque
     return await link.call("export.seal", seal, ExportMade, within=LOOK_WITHIN_S)
 
 
-async def _import(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+async def _import(link: NodeLink, operation: OperationRow, sandbox: SandboxRow, egress: EgressSpec | None) -> Ending:
     request = ImportRequest(
-        **msgspec.structs.asdict(spec_of(sandbox)),
+        **msgspec.structs.asdict(spec_of(sandbox, egress)),
         upload_id=str(operation.arguments["upload"]),
         memory=bool(operation.arguments["memory"]),
     )
@@ -244,10 +255,11 @@ async def _import(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) 
     return _with_sessions(operation, sandbox, seen, await _begun(link, sandbox))
 
 
-async def _rollback(link: NodeLink, operation: OperationRow, sandbox: SandboxRow) -> Ending:
+async def _rollback(link: NodeLink, operation: OperationRow, sandbox: SandboxRow, egress: EgressSpec | None) -> Ending:
     request = RollbackRequest(
         sandbox_id=sandbox.id,
         generation=sandbox.generation,
+        egress=egress,
         snapshot_id=str(operation.arguments["snapshot"]),
     )
     seen = await link.call("sandbox.rollback", request, Observed, within=COPY_WITHIN_S)
@@ -270,8 +282,8 @@ def _require(operation: OperationRow, sandbox: SandboxRow, seen: Observed) -> No
         raise Internal("unexpected_state", cause, "Try again.")
 
 
-def spec_of(sandbox: SandboxRow) -> SandboxSpec:
-    """What a node is told to make a sandbox."""
+def spec_of(sandbox: SandboxRow, egress: EgressSpec | None) -> SandboxSpec:
+    """What a node is told to make a sandbox, and of what may leave it."""
     return SandboxSpec(
         sandbox_id=sandbox.id,
         project=sandbox.project,
@@ -282,6 +294,7 @@ def spec_of(sandbox: SandboxRow) -> SandboxSpec:
         env=sandbox.env,
         require_isolation=sandbox.require_isolation,
         snapshot_id=sandbox.snapshot_id,
+        egress=egress,
     )
 
 

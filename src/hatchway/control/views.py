@@ -55,6 +55,18 @@ class Condition(View, frozen=True, kw_only=True):
     message: str
 
 
+class SandboxPolicy(View, frozen=True, kw_only=True):
+    """What may leave a sandbox. `name` is of the policy that it refers to, `own` that it has a document of its own; both come beside
+    what higher tiers say (`/v1/sandboxes/{id}/policy` shows all of it). It holds on the node when `applied_revision` is `revision`."""
+
+    name: str | None
+    own: bool
+    credentials: tuple[str, ...] | None
+    revision: int
+    applied_revision: int
+    conditions: dict[str, str]
+
+
 class Sandbox(View, frozen=True, kw_only=True):
     """A sandbox: the last stable state, what is desired of it, and why it is as it is. Its environment is not shown."""
 
@@ -87,6 +99,7 @@ class Sandbox(View, frozen=True, kw_only=True):
     expires_at: float | None
     left_s: float | None
     snapshots: Schedule | None
+    policy: SandboxPolicy
     node: str
     generation: int
     version: int
@@ -452,6 +465,14 @@ def sandbox(row: SandboxRow, live: Live | None = None, conditions: tuple[Conditi
         expires_at=row.expires_at,
         left_s=row.left_s,
         snapshots=None if row.schedule is None else msgspec.convert(row.schedule, Schedule),
+        policy=SandboxPolicy(
+            name=row.policy,
+            own=row.policy_document is not None,
+            credentials=None if row.credentials is None else tuple(row.credentials),
+            revision=row.policy_revision,
+            applied_revision=row.policy_applied,
+            conditions=row.policy_conditions or {},
+        ),
         state_since=row.state_since,
         node=row.node_id,
         generation=row.generation,

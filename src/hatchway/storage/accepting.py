@@ -16,7 +16,7 @@ from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import VERBS, State, Verb, admits, verbs_from
 from hatchway.domain.lifetimes import Lifetime
 from hatchway.domain.shapes import Shape
-from hatchway.storage import ending, idempotency, leases, operations, quotas, rows, sandboxes
+from hatchway.storage import ending, idempotency, leases, operations, policies, quotas, rows, sandboxes
 from hatchway.storage.ending import POOL
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
@@ -64,6 +64,11 @@ class NewSandbox(msgspec.Struct, frozen=True, kw_only=True):
     lifetime: Lifetime = Lifetime()
     schedule: dict[str, Any] | None = None
     """A `domain.schedules.Schedule`, as plain data."""
+    policy: str | None = None
+    """Name of a policy of the project, tier `sandbox`; or `policy_document`, one of its own in canonical form."""
+    policy_document: str | None = None
+    credentials: list[str] | None = None
+    """Ids of the credentials that it may use; None: all that its policy binds."""
     pool: str | None = None
     """Make it a member of this pool of the project."""
     pool_key: str | None = None
@@ -122,6 +127,8 @@ def store_new(
     desired: State = State.RUNNING,
 ) -> SandboxRow:
     """Stores a sandbox in `pending`, owned by `operation`. Part of a transaction."""
+    if new.policy is not None and forked_from is None:
+        policies.require_sandbox_tier(connection, new.project, new.policy)
     sandbox = row_of(new, operation, sandbox_id, now, forked_from=forked_from, desired=desired)
     connection.execute(_INSERT_SANDBOX, msgspec.structs.asdict(sandbox))
     return sandbox
@@ -181,6 +188,10 @@ def row_of(
         full_due_at=schedules.next_due(None, (new.schedule or {}).get("full_every_s"), now),
         pool=new.pool,
         pool_key=new.pool_key,
+        policy=new.policy,
+        policy_document=new.policy_document,
+        credentials=new.credentials,
+        policy_revision=1,
     )
 
 

@@ -57,6 +57,9 @@ def accept(
         metadata=source.metadata if wanted.metadata is None else wanted.metadata,
         env=source.env if wanted.env is None else wanted.env,
         require_isolation=source.require_isolation,
+        policy=source.policy,
+        policy_document=source.policy_document,
+        credentials=source.credentials,
         lifetime=Lifetime(
             timeout_s=source.timeout_s,
             idle_timeout_s=source.idle_timeout_s,

@@ -38,6 +38,8 @@ _RELEASE = (
         artifact=bindparam("new_artifact"),
         cause=bindparam("new_cause"),
         reason=bindparam("new_reason"),
+        policy_applied=bindparam("new_policy_applied"),
+        policy_conditions=bindparam("new_policy_conditions"),
         updated_at=bindparam("now"),
         deleted_at=bindparam("new_deleted_at"),
         **lifetimes.BOUND,
@@ -201,6 +203,8 @@ def move(connection: Connection, operation: OperationRow, node_id: str) -> Sandb
                 generation=table.c.generation + 1,
                 version=table.c.version + 1,
                 observed_sequence=0,
+                policy_applied=0,
+                policy_conditions=None,
                 updated_at=time.time(),
             )
             .returning(table)
@@ -239,7 +243,9 @@ def observe(connection: Connection, seen: Observed, *, version: int | None = Non
     cause = seen.cause
     if cause is not None and cause in set(Cause) and state is not CAUSES[Cause(cause)].target:
         cause = None
-    if state is row.state and cause == row.cause and (seen.boot_id or row.boot_id) == row.boot_id:
+    applied, conditions = _in_force(row, seen)
+    told = (row.state, row.cause, row.boot_id, row.policy_applied, row.policy_conditions)
+    if (state, cause, seen.boot_id or row.boot_id, applied, conditions) == told:
         return None
     now = time.time()
     changed = (
@@ -257,6 +263,8 @@ def observe(connection: Connection, seen: Observed, *, version: int | None = Non
                 artifact=seen.artifact,
                 cause=cause,
                 reason=seen.reason,
+                policy_applied=applied,
+                policy_conditions=conditions,
                 updated_at=now,
                 **lifetimes.BOUND,
             )
@@ -293,6 +301,7 @@ def release(
     if before is None:
         return None
     now = time.time()
+    applied, conditions = _in_force(before, seen)
     row = (
         connection.execute(
             _RELEASE,
@@ -307,6 +316,8 @@ def release(
                 "new_artifact": before.artifact if seen is None else seen.artifact,
                 "new_cause": cause,
                 "new_reason": reason,
+                "new_policy_applied": applied,
+                "new_policy_conditions": conditions,
                 "now": now,
                 "new_deleted_at": now if state is State.DELETED else None,
                 **lifetimes.moved(before, state, now, operation if failed else None),
@@ -363,6 +374,13 @@ def say(connection: Connection, operation: OperationRow, kind: str, data: dict[s
     """An event about the operation's sandbox, part of a transaction. Of members of pools there are none: nobody knows them yet."""
     if POOL not in operation.arguments:
         outbox.append(connection, operation.project, kind, operation.target, data)
+
+
+def _in_force(row: SandboxRow, seen: Observed | None) -> tuple[int, dict[str, str] | None]:
+    """Which revision of its policy holds, and what keeps it from what that allows."""
+    if seen is None or seen.egress is None:
+        return row.policy_applied, row.policy_conditions
+    return seen.egress.revision, seen.egress.conditions or None
 
 
 def _is_state(name: str) -> bool:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 from hatchway.domain.errors import NotFound
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import accepting, ending, idempotency, outbox, quotas, rows
+from hatchway.storage import accepting, ending, idempotency, outbox, policies, quotas, rows
 from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import PoolRow, SandboxRow
@@ -233,12 +233,16 @@ def claim(
         return None
     member = rows.sandbox(found)
     quotas.admit_claim(connection, new.project)
+    if new.policy is not None:
+        policies.require_sandbox_tier(connection, new.project, new.policy)
     now = time.time()
     operation = accepting.new_create(new.project, member.id, now, {CLAIM: member.pool})
     asked = msgspec.structs.asdict(accepting.row_of(new, operation, member.id, now))
     # What the machine is stays; what it is for is new.
     kept = {"id", "node_id", "version", "generation", "observed_sequence", "isolation", "boot_id", "last_process_id"}
+    kept |= {"policy_applied", "policy_conditions"}
     values: dict[str, Any] = {name: value for name, value in asked.items() if name not in kept}
+    values["policy_revision"] = member.policy_revision + 1  # its node knows the member's
     taken = connection.execute(
         update(table)
         .where(

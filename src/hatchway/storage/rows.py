@@ -74,6 +74,18 @@ class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """The pool that it is a member of, which hides it; None for a sandbox of its own."""
     pool_key: str | None = None
     """What a member was made of: release and machine monitor."""
+    policy: str | None = None
+    """The policy of the tier `sandbox` that it refers to by name."""
+    policy_document: str | None = None
+    """Or the document that was given with it, in canonical form."""
+    credentials: list[str] | None = None
+    """Ids of the credentials that it may use; None: all that its policy binds."""
+    policy_revision: int = 0
+    """Counts every change of what may leave it, in whichever tier."""
+    policy_applied: int = 0
+    """The revision that its node says is in force."""
+    policy_conditions: dict[str, str] | None = None
+    """What its node says keeps it from what its policy allows."""
 
 
 class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +124,29 @@ class CredentialRow(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...]
     created_at: float
     updated_at: float
+
+
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy. `tier`: `platform project template sandbox`; those of `platform` have no project ("")."""
+
+    project: str
+    name: str
+    tier: str
+    template: str | None
+    """The template, by its name, whose sandboxes it holds for; tier `template` alone."""
+    version: int
+    """From 1, counted up with every change."""
+    document: str
+    """JSON in canonical form."""
+    digest: str
+    """`sha256:…` of that."""
+    created_at: float
+    updated_at: float
+
+    @property
+    def etag(self) -> str:
+        """Names this version, also where a policy of the same name was deleted and made anew."""
+        return f"{self.version}-{self.digest[7:19]}"
 
 
 class OperationRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,19 @@ from hatchway.storage.rows import SandboxRow
 from hatchway.storage.tables import sandboxes
 
 _SHOWN = frozenset(
-    {"name", "metadata", "timeout_s", "idle_timeout_s", "on_timeout", "auto_wake", "expires_at", "left_s", "schedule"}
+    {
+        "name",
+        "metadata",
+        "timeout_s",
+        "idle_timeout_s",
+        "on_timeout",
+        "auto_wake",
+        "expires_at",
+        "left_s",
+        "schedule",
+        "policy",
+        "credentials",
+    }
 )
 """What the event of a change says."""
 _END = (1e300, "")

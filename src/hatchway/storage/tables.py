@@ -114,7 +114,14 @@ sandboxes = Table(
     Column("full_due_at", Float),
     Column("pool", String(63)),
     Column("pool_key", String(160)),
+    Column("policy", String(63)),
+    Column("policy_document", Text),
+    Column("credentials", JSON(none_as_null=True)),
+    Column("policy_revision", Integer, nullable=False, server_default="0"),
+    Column("policy_applied", Integer, nullable=False, server_default="0"),
+    Column("policy_conditions", JSON(none_as_null=True)),
     Index(None, "created_at"),
+    Index(None, "project", "policy"),
     Index(None, "project", "state", "created_at", "id"),
     Index(None, "node_id", "state"),
     Index(None, "deleted_at"),
@@ -142,6 +149,22 @@ pools = Table(
     Column("retry_at", Float),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
+)
+
+# No foreign key: those of the tier `platform` belong to no project.
+policies = Table(
+    "policies",
+    metadata,
+    Column("project", String(63), primary_key=True),
+    Column("name", String(63), primary_key=True),
+    Column("tier", String(16), nullable=False),
+    Column("template", String(128)),
+    Column("version", Integer, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("digest", String(80), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Index(None, "project", "tier"),
 )
 
 snapshots = Table(
