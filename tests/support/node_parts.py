@@ -10,6 +10,7 @@ from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
 from hatchway.node import greeting
 from hatchway.node.context import Context
+from hatchway.node.egress.gateways import Gateways
 from hatchway.node.events import Events
 from hatchway.node.guest.seam import AgentHello
 from hatchway.node.sandboxes import Sandboxes
@@ -263,6 +264,7 @@ class Node:
             events=events,
             capacity=self.room,
             ballast=Ballast(self.root / ".ballast", 1 << 20),
+            gateways=Gateways(self.root, 0, driver),
             drop=lambda sandbox_id: self.sandboxes.drop(sandbox_id),
         )
         self.sandboxes = Sandboxes(self.context, Snapshots(self.root / ".snapshots"))

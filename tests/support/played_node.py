@@ -27,6 +27,7 @@ from hatchway.node import greeting
 from hatchway.node.artifacts.spool import Spool
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
+from hatchway.node.egress.gateways import Gateways
 from hatchway.node.events import Events
 from hatchway.node.exports import Exports
 from hatchway.node.guest.seam import AgentHello, GuestError, LinkLost
@@ -389,6 +390,7 @@ async def _serve(listening: socket.socket, folder: Path, ready: Callable[[], Non
         events=events,
         capacity=_Room(),  # type: ignore[arg-type]
         ballast=Ballast(folder / "ballast", 1 << 20),
+        gateways=Gateways(run_dir, 0, launcher),
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
     )
     sandboxes = Sandboxes(context, Snapshots(folder / "snapshots"))

@@ -113,6 +113,7 @@ async def _adopt_vm(sandbox: Sandbox, vm_is_known: bool) -> None:
         log.warning("%s: its clock could not be set: %s", sandbox.record.sandbox_id, error)
     sandbox.check_alive(vm)
     sandbox.save(State.RUNNING)
+    sandbox.chore(sandbox.deliver_trust())
     await sandbox.context.sessions.link_up(sandbox.record.sandbox_id, link)
 
 

@@ -41,6 +41,7 @@ def spec_of(source: Sandbox, branch: Branch) -> SandboxSpec:
         shape=record.shape,
         hostname=branch.hostname,
         env=branch.env,
+        egress=branch.egress,
     )
 
 
@@ -123,7 +124,7 @@ async def revive(
     `shared`: more of them come from the same capture. `grow_from` as with `Sandbox.bring_up`. Raises as `Sandbox.create`.
     """
     phases = Phases()
-    greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S)
+    greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S, complete=sandbox.open_way_out)
     try:
         async with sandbox.context.starts.turn():
             sandbox.save_in_hand("creating", durable=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hatchway.node.artifacts.keeper import Keeper
 from hatchway.node.capacity import Capacity
+from hatchway.node.egress.gateways import Gateways
 from hatchway.node.events import Events
 from hatchway.node.images.bake import Baker
 from hatchway.node.images.store import Images
@@ -32,6 +33,8 @@ class Context:
     capacity: Capacity
     ballast: Ballast
     """What is given up on a full disk so that records of what happened can be written."""
+    gateways: Gateways
+    """What leaves the sandboxes."""
     drop: Callable[[str], None]
     """Forgets a sandbox that is deleted."""
     keeper: Keeper | None = None

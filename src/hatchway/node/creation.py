@@ -78,7 +78,7 @@ async def _restore(sandbox: Sandbox, baked: Baked | None, phases: Phases) -> Non
     if baked is None:
         await _boot_cold(sandbox, phases)
         return
-    greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S)
+    greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S, complete=sandbox.open_way_out)
     try:
         vm = await sandbox.context.driver.restore(baked, sandbox.vm_spec(), greeting.begin)
     except SnapshotMismatch as error:
@@ -147,7 +147,7 @@ async def bring_up(
     """
     record = sandbox.record
     if greeting is None:
-        greeting = Greeting(sandbox.setup(), fresh=False, within=BOOT_WITHIN_S)
+        greeting = Greeting(sandbox.setup(), fresh=False, within=BOOT_WITHIN_S, complete=sandbox.open_way_out)
         greeting.begin(vm)
     elif not greeting.begun:  # the machine of an attempt before this one, which the driver found running
         greeting.begin(vm)

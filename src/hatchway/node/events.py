@@ -4,7 +4,7 @@ import collections
 import time
 from collections.abc import Callable
 
-from hatchway.wire.node import Event, Observed, Progress, SessionStatus, WakeWanted
+from hatchway.wire.node import Asked, AskEnded, Event, Observed, Progress, SessionStatus, WakeWanted
 
 BACKLOG = 4_096
 """Events that are kept for a control process that comes back; an older `sequence` means: list again."""
@@ -43,9 +43,20 @@ class Events:
 
     def wake_wanted(self, sandbox_id: str) -> None:
         """A client's request needs a sandbox that does not run. Not kept for who comes later: it is said again while it is so."""
+        self._say(Event(wake=WakeWanted(sandbox_id=sandbox_id)))
+
+    def asked(self, asked: Asked) -> None:
+        """A request is held until somebody decides. Not kept for who comes later: he is told of all that are held then."""
+        self._say(Event(asked=asked))
+
+    def ask_ended(self, ended: AskEnded) -> None:
+        """A request is not held any more."""
+        self._say(Event(ask_ended=ended))
+
+    def _say(self, event: Event) -> None:
         self.next_sequence()
         for listener in list(self._listeners):
-            listener(Event(wake=WakeWanted(sandbox_id=sandbox_id)))
+            listener(event)
 
     @property
     def heard(self) -> bool:

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
+from hatchway.domain.errors import HatchwayError
 from hatchway.node.guest.link import Link, Setup, connect
 from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost
-from hatchway.node.vmm.seam import Vm
+from hatchway.node.vmm.seam import Vm, VmmError
 
 BOOT_WITHIN_S = 60.0
 """A cold boot's agent answers within this (measured: 2–5 s on two slow cores)."""
@@ -18,10 +20,16 @@ async def meet(vm: Vm, *, fresh: bool = False, within: float, setup: Setup | Non
 
 
 class Greeting:
-    """The first words to a sandbox's agent: said as soon as its socket is there, so that they wait for the machine and not it for them."""
+    """The first words to a sandbox's agent: said as soon as its socket is there, so that they wait for the machine and not it for them.
 
-    def __init__(self, setup: Setup, *, fresh: bool, within: float) -> None:
+    `complete` adds what is known only when there is a machine, and may refuse it: it runs while that is loaded.
+    """
+
+    def __init__(
+        self, setup: Setup, *, fresh: bool, within: float, complete: Callable[[Setup], Awaitable[Setup]] | None = None
+    ) -> None:
         self.setup = setup
+        self._complete = complete
         self._fresh = fresh
         self._within = within
         self._task: asyncio.Task[Link] | None = None
@@ -33,12 +41,15 @@ class Greeting:
 
     def begin(self, vm: Vm) -> None:
         """Connects, greets and gives the guest its set-up."""
-        self._task = asyncio.get_running_loop().create_task(
-            meet(vm, fresh=self._fresh, setup=self.setup, within=self._within)
-        )
+        self._task = asyncio.get_running_loop().create_task(self._greet(vm))
+
+    async def _greet(self, vm: Vm) -> Link:
+        if self._complete is not None:
+            self.setup = await self._complete(self.setup)
+        return await meet(vm, fresh=self._fresh, setup=self.setup, within=self._within)
 
     async def answered(self) -> GuestLink:
-        """Waits for the answer. Raises what `meet` raises."""
+        """Waits for the answer. Raises what `meet` and `complete` raise."""
         assert self._task is not None
         try:
             return await self._task
@@ -50,5 +61,5 @@ class Greeting:
         """Leaves no connection behind where the machine did not come to be."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, LinkLost, GuestError, OSError):
+            with contextlib.suppress(asyncio.CancelledError, LinkLost, GuestError, OSError, HatchwayError, VmmError):
                 await (await self._task).close()

@@ -127,7 +127,7 @@ class Imports:
             if isinstance(error, Exception):
                 raise explained(error) from error
             raise
-        return self._sandboxes.adopt_imported(folder, record).observed()
+        return self._sandboxes.adopt_imported(folder, record, request.egress).observed()
 
     def _finish_fetched(self, request: FetchRequest, kept: Kept, work: Path, lowest: Path) -> records.Record:
         if any(layer.name == disks.LOWEST for layer in kept.disk):
@@ -183,7 +183,7 @@ class Imports:
             if isinstance(error, Exception):
                 raise explained(error) from error
             raise
-        sandbox = self._sandboxes.adopt_imported(folder, record)
+        sandbox = self._sandboxes.adopt_imported(folder, record, request.egress)
         await asyncio.to_thread(self.uploads.remove, request.upload_id)
         return sandbox.observed()
 

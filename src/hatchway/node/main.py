@@ -31,6 +31,7 @@ from hatchway.node.dataplane.archives import Archives
 from hatchway.node.dataplane.ports.names import DEFAULT_DOMAINS, PortNames
 from hatchway.node.dataplane.server import DataPlaneServer
 from hatchway.node.dataplane.tokens import TokenChecker
+from hatchway.node.egress.gateways import Gateways
 from hatchway.node.events import Events
 from hatchway.node.exports import Exports
 from hatchway.node.images.bake import Baker
@@ -82,6 +83,8 @@ class NodeConfig:
     vmm: VmmPolicy = vmm_policy.DEFAULT
     metrics: MetricsAccess = field(default_factory=MetricsAccess)
     """Who may read /metrics."""
+    shards: int = 0
+    """How many gateway processes there are beside the node; with none sandboxes have no way out."""
     store: str | None = None
     """URL of the store that suspended sandboxes are kept in beside this node."""
     import_from: tuple[str, ...] = ()
@@ -134,6 +137,8 @@ async def _run(
     sessions = Sessions(config.folder / "sessions", on_status=events.session, limits=kept)
     sessions.load()
     baker = Baker(driver, launcher, config.folder / "baked", network=network)
+    gateways = Gateways(config.run_dir, config.shards, launcher, network=network)
+    gateways.on_asked, gateways.on_ask_ended = events.asked, events.ask_ended
     context = Context(
         root=root,
         host_boot_id=_host_boot_id(),
@@ -145,6 +150,7 @@ async def _run(
         events=events,
         capacity=Capacity(config.limits, root, baker.page_cache_mib),
         ballast=Ballast(config.folder / "ballast", config.limits.ballast_mib << 20),
+        gateways=gateways,
         drop=lambda sandbox_id: sandboxes.drop(sandbox_id),
         host_warnings=hello.warnings,
         network=network,
@@ -215,6 +221,7 @@ async def _run(
     await context.baker.close()
     await sessions.close()
     await sandboxes.release()
+    await gateways.close()
     if context.keeper is not None:
         await context.keeper.close()
 

@@ -35,6 +35,8 @@ async def _pause(sandbox: Sandbox, only_pooled: bool) -> None:
         raise
     if sandbox.link is not None:
         sandbox.link.paused(True)
+    if not sandbox.record.pooled:  # one that nobody has yet has no flows
+        await sandbox.gateway.pause()
     sandbox.save(State.PAUSED)
 
 
@@ -44,6 +46,7 @@ async def _resume(sandbox: Sandbox) -> None:
     sandbox.require(Verb.RESUME)
     vm = sandbox.require_vm()
     try:
+        await sandbox.gateway.resume()
         await vm.resume()
         await wake_agent(sandbox, vm)
         sandbox.check_alive(vm)
@@ -57,6 +60,7 @@ async def pause_again(sandbox: Sandbox, vm: Vm) -> None:
     """After a resume that failed: it is not ready, and stays what it was."""
     with contextlib.suppress(VmmError):
         await vm.pause()
+    await sandbox.gateway.pause()
     await settle(sandbox, vm)
     link, sandbox.link = sandbox.link, None
     if link is not None:
@@ -66,7 +70,17 @@ async def pause_again(sandbox: Sandbox, vm: Vm) -> None:
 async def wake_agent(sandbox: Sandbox, vm: Vm) -> None:
     """After the virtual CPUs were let go on: the agent is asked again, and gets clock and entropy. Raises `LinkLost`, `GuestError`."""
     link = await reach_agent(sandbox, vm)
-    await link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
+    trust = sandbox.gateway.trust
+    if trust == sandbox.gateway.delivered:
+        await link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
+        return
+    await link.setup(
+        time_ns=time.time_ns(),
+        entropy=os.urandom(256),
+        env={**sandbox.record.env, **trust.env},
+        ca=trust.certificate,
+    )
+    sandbox.gateway.delivered = trust
 
 
 async def reach_agent(sandbox: Sandbox, vm: Vm) -> GuestLink:

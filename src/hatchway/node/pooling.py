@@ -60,6 +60,8 @@ async def _claim(sandbox: Sandbox, spec: SandboxSpec) -> None:
     if record.state != State.RUNNING:  # a member whose pause was not reached runs
         sandbox.require(Verb.RESUME)
     phases, vm = Phases(), sandbox.require_vm()
+    await sandbox.gateway.begin(spec.egress)
+    trust = sandbox.gateway.trust
     record.hostname, record.env, record.pooled = spec.hostname, env, False
     sandbox.write(record.state, durable=False)
     # It is made durable while the machine is brought to go on: the disk takes longer.
@@ -73,8 +75,10 @@ async def _claim(sandbox: Sandbox, spec: SandboxSpec) -> None:
             entropy=os.urandom(256),
             hostname=spec.hostname,
             machine_id=record.machine_id,
-            env=env,
+            env={**env, **trust.env},
+            ca=None if trust.certificate == sandbox.gateway.delivered.certificate else trust.certificate,
         )
+        sandbox.gateway.delivered = trust
         phases.done("identity")
         await saving
         sandbox.check_alive(vm)

@@ -14,6 +14,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -98,6 +99,9 @@ class Sandbox:
         self._chores: set[asyncio.Task[None]] = set()
         self._known_release: Release | None = None
         self._sequence = context.events.next_sequence()
+        self.gateway = context.gateways.of(record.sandbox_id, record.project, record.generation, folder)
+        """Its way out."""
+        self.gateway.on_changed = self._gateway_changed
 
     # -- what it is
 
@@ -116,6 +120,7 @@ class Sandbox:
             phases_ms=self.phases,
             stored_bytes=record.stored_bytes,
             artifact=record.artifact,
+            egress=self.gateway.state,
             sequence=self._sequence,
         )
 
@@ -305,6 +310,7 @@ class Sandbox:
         self._forget_late()
         self.record.state, self.record.cause, self.record.reason = State.DELETED, None, ""
         self.publish()
+        self.context.gateways.forget(self.record.sandbox_id)
         self.context.drop(self.record.sandbox_id)
 
     def require(self, verb: Verb) -> None:
@@ -337,6 +343,26 @@ class Sandbox:
             boot_id=str(uuid.uuid4()) if anew else None,
             renew_keys=anew,
         )
+
+    async def open_way_out(self, setup: Setup) -> Setup:
+        """Its machine was made: has its gateway served, and adds what the guest needs of it. Raises as `Gateway.open`."""
+        trust = await self.gateway.open()
+        self.gateway.delivered = trust
+        return replace(setup, env={**self.record.env, **trust.env}, ca=trust.certificate)
+
+    async def deliver_trust(self) -> None:
+        """Gives a running guest what it has to trust, and its placeholders, where they have changed. Raises `LinkLost`, `GuestError`."""
+        trust, link = self.gateway.trust, self.link
+        if link is None or self.record.state != State.RUNNING or trust == self.gateway.delivered:
+            return
+        await link.setup(env={**self.record.env, **trust.env}, ca=trust.certificate)
+        self.gateway.delivered = trust
+
+    def _gateway_changed(self) -> None:
+        if self.record.state in IN_HAND:
+            return  # the verb in hand tells it
+        self.publish()
+        self.chore(self.deliver_trust())
 
     def template(self) -> Release:
         """The release that the sandbox is made of; it never changes, and is looked up once."""
@@ -399,6 +425,7 @@ class Sandbox:
         Raises `VmmError` when the VM may still run; with `wholly` also when the launcher holds something of it, such as its slot.
         """
         self.unwatch()
+        await self.gateway.close()
         link, self.link = self.link, None
         vm, self.vm = self.vm, None
         if link is not None:

@@ -20,7 +20,7 @@ from hatchway.node.record import Record
 from hatchway.node.sandbox import Sandbox, new_record
 from hatchway.node.snapshots import Snapshots
 from hatchway.node.waking import ASLEEP
-from hatchway.wire.node import Branch, BranchOutcome, ForkAnswer, Observed, SandboxSpec
+from hatchway.wire.node import Branch, BranchOutcome, EgressSpec, ForkAnswer, Observed, SandboxSpec
 
 ADOPT_WITHIN_S = 5.0
 """How long the node's start waits for what it finds; a guest that does not answer is waited for while the others are served."""
@@ -61,10 +61,12 @@ class Sandboxes:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 continue
             sandbox = self._sandboxes[record.sandbox_id] = Sandbox(self._context, folder, record)
+            sandbox.gateway.recall(running=record.state in (State.RUNNING, State.PAUSED))
             vm = vms.pop(record.sandbox_id, None)
             task = asyncio.get_running_loop().create_task(self._adopt(sandbox, vm is not None))
             self._adopting.add(task)
             task.add_done_callback(self._adopting.discard)
+        self._context.gateways.start()
         if self._adopting:
             await asyncio.wait(self._adopting, timeout=ADOPT_WITHIN_S)
         self.quarantined = tuple(sorted(vm.sandbox_id for vm in vms.values() if vm.alive))
@@ -145,6 +147,7 @@ class Sandboxes:
             record = new_record(spec, self._context.host_boot_id)
             record.pooled = pooled
             sandbox = Sandbox(self._context, self._context.root / spec.sandbox_id, record)
+            sandbox.gateway.say(spec.egress)
             self._sandboxes[spec.sandbox_id] = sandbox
         if sandbox.record.boot_id is not None and sandbox.record.state in set(State):
             return sandbox.observed()  # it was made: a creation would take its disk from it
@@ -152,9 +155,10 @@ class Sandboxes:
             return await snapshotting.create(sandbox, self.snapshots, spec.snapshot_id)
         return await creation.create(sandbox)
 
-    def adopt_imported(self, folder: Path, record: Record) -> Sandbox:
+    def adopt_imported(self, folder: Path, record: Record, egress: EgressSpec | None) -> Sandbox:
         """Knows a sandbox that was imported, from now on."""
         sandbox = self._sandboxes[record.sandbox_id] = Sandbox(self._context, folder, record)
+        sandbox.gateway.say(egress)
         sandbox.publish()
         return sandbox
 
@@ -224,6 +228,7 @@ class Sandboxes:
                 sandbox = Sandbox(
                     self._context, self._context.root / spec.sandbox_id, new_record(spec, self._context.host_boot_id)
                 )
+                sandbox.gateway.say(spec.egress)
                 sandbox.save_in_hand("creating", durable=False)
             except (HatchwayError, OSError) as error:
                 refused[branch.sandbox_id] = explained(error)

@@ -1,6 +1,7 @@
 """Answers the control plane: the methods of `wire.node`, over a Unix socket or mutual TLS."""
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import socket
@@ -14,14 +15,16 @@ from typing import Any
 import msgspec
 
 from hatchway import __version__
-from hatchway.domain.errors import NotFound
+from hatchway.domain.errors import NotFound, Unavailable
 from hatchway.domain.lifecycle import State
 from hatchway.node import capacity, metrics, pausing, pooling, suspension, usage
 from hatchway.node.activity import Uses
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.exports import Exports
+from hatchway.node.guest.seam import GuestError, LinkLost
 from hatchway.node.imports import Imports
+from hatchway.node.sandbox import Sandbox
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.waking import Waker
 from hatchway.wire import node as wire
@@ -97,6 +100,8 @@ class NodeService:
             "session.branched": self._session_branched,
             "sandbox.activity": self._activity,
             "sandbox.stay": self._stay,
+            "sandbox.egress": self._egress,
+            "egress.answer": self._egress_answer,
             "sandbox.prepare": self._prepare,
             "sandbox.claim": self._claim,
             "events.subscribe": self._subscribe,
@@ -177,7 +182,7 @@ class NodeService:
         return observed
 
     async def _start(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
-        return await self._sandboxes.start(self._sandboxes.get(request.sandbox_id, request.generation))
+        return await self._sandboxes.start(await self._with_policy(request))
 
     async def _stop(self, _: Connection, request: wire.StopRequest) -> wire.Observed:
         return await self._sandboxes.get(request.sandbox_id, request.generation).stop(request.reason, request.grace_s)
@@ -186,20 +191,20 @@ class NodeService:
         return await pausing.pause(self._sandboxes.get(request.sandbox_id, request.generation))
 
     async def _resume(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
-        return await pausing.resume(self._sandboxes.get(request.sandbox_id, request.generation))
+        return await pausing.resume(await self._with_policy(request))
 
     async def _suspend(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
         return await suspension.suspend(self._sandboxes.get(request.sandbox_id, request.generation))
 
     async def _restore(self, _: Connection, request: wire.SandboxRef) -> wire.Observed:
-        return await self._sandboxes.restore(self._sandboxes.get(request.sandbox_id, request.generation))
+        return await self._sandboxes.restore(await self._with_policy(request))
 
     async def _fork(self, _: Connection, request: wire.ForkRequest) -> wire.ForkAnswer:
         source = self._sandboxes.get(request.sandbox_id, request.generation)
         return await self._sandboxes.fork(source, request.branches)
 
     async def _rollback(self, _: Connection, request: wire.RollbackRequest) -> wire.Observed:
-        sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
+        sandbox = await self._with_policy(request)
         return await self._sandboxes.rollback(sandbox, request.snapshot_id)
 
     async def _import(self, _: Connection, request: wire.ImportRequest) -> wire.Observed:
@@ -258,6 +263,29 @@ class NodeService:
         self._uses.note(request.sandbox_id)
         self._tokens.require_generation(request.sandbox_id, request.generation)
         return observed
+
+    # -- what leaves them
+
+    async def _with_policy(self, request: wire.SandboxRef) -> Sandbox:
+        """The sandbox that a request names, with the policy that came along. A gateway that cannot be told now is told when it is there."""
+        sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
+        with contextlib.suppress(Unavailable):
+            await sandbox.gateway.take(request.egress)
+        return sandbox
+
+    async def _egress(self, _: Connection, request: wire.EgressChange) -> wire.Observed:
+        sandbox = self._sandboxes.get(request.sandbox_id, request.generation)
+        await sandbox.gateway.take(request.egress)
+        try:
+            await sandbox.deliver_trust()
+        except (LinkLost, GuestError) as error:
+            # It is tried again with the next change, and when the machine is made to run again.
+            log.warning("%s: the guest has not got what its policy needs: %s", request.sandbox_id, error)
+        return sandbox.observed()
+
+    async def _egress_answer(self, _: Connection, request: wire.AskAnswer) -> wire.Empty:
+        await self._context.gateways.answer(request)
+        return wire.Empty()
 
     # -- snapshots
 
@@ -330,6 +358,8 @@ class NodeService:
 
     async def _subscribe(self, connection: Connection, request: wire.Subscribe) -> wire.Empty:
         end = self._context.events.subscribe(lambda event: connection.notify("event", event), request.sequence)
+        for asked in self._context.gateways.asks():
+            connection.notify("event", wire.Event(asked=asked))
 
         async def end_when_closed() -> None:
             await connection.closed.wait()

@@ -209,7 +209,7 @@ async def _rollback(sandbox: Sandbox, snapshots: Snapshots, snapshot: Snapshot) 
 
 
 async def _revive(sandbox: Sandbox, folder: Path, standing: Sequence[Standing], phases: Phases) -> None:
-    greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S)
+    greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S, complete=sandbox.open_way_out)
     try:
         vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin, shared=True)
         sandbox.take(vm)

@@ -85,6 +85,7 @@ async def _suspend(sandbox: Sandbox) -> None:
         raise
     record.cause, record.reason = None, ""
     sandbox.unwatch()
+    await sandbox.gateway.close()
     sandbox.context.sessions.link_down(record.sandbox_id)
     sandbox.phases = phases.ms
     sandbox.publish()
@@ -169,7 +170,7 @@ async def _restore(sandbox: Sandbox) -> None:
     sandbox.require(Verb.RESTORE)
     folder, phases = sandbox.folder / SUSPENDED, Phases()
     # Most often it stood between two frames; where it did not, the link finds out and begins anew.
-    greeting = Greeting(sandbox.setup(), fresh=True, within=RESTORE_WITHIN_S)
+    greeting = Greeting(sandbox.setup(), fresh=True, within=RESTORE_WITHIN_S, complete=sandbox.open_way_out)
     try:
         async with sandbox.context.starts.turn():
             await _bring_back(sandbox, folder, greeting, phases)

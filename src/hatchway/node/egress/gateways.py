@@ -1,0 +1,216 @@
+"""The gateways of all sandboxes of a node, and the shards that serve them.
+
+A shard keeps nothing: when it is connected anew, each of its sandboxes is handed to it again, with listeners from the launcher, and what it
+serves of nobody's is closed.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from hatchway.domain.errors import HatchwayError, NotFound, Unavailable
+from hatchway.node.egress.gateway import Gateway
+from hatchway.node.egress.leases import Leases
+from hatchway.node.egress.links import Link
+from hatchway.node.vmm import seqpacket
+from hatchway.node.vmm.launcher import LauncherClient
+from hatchway.wire import broker, egress
+from hatchway.wire.egress import (
+    AskAnswer,
+    Asked,
+    AskEnded,
+    AskList,
+    FdsAnswer,
+    GatewayList,
+    GatewayRef,
+    Listeners,
+    ListenersRefused,
+    shard_of,
+)
+from hatchway.wire.message import Empty
+
+AWAY_AFTER_S = 2.0
+"""A shard that is started again is there within this; a longer absence is told by its sandboxes."""
+AT_ONCE = 8
+"""So many sandboxes are handed to a shard at once."""
+HAND_OVER_WITHIN_S = 5.0
+MAX_ASKS = 4_096
+MAX_DATAGRAM = 4_096
+
+log = logging.getLogger(__name__)
+_answers: msgspec.json.Decoder[FdsAnswer] = msgspec.json.Decoder(FdsAnswer)
+
+
+class Gateways:
+    """See the module. `shards` is how many there are: with none no sandbox has a way out."""
+
+    def __init__(self, run_dir: Path, shards: int, launcher: LauncherClient, *, network: bool = True) -> None:
+        self._run = run_dir
+        self._launcher = launcher
+        self.network = network and shards > 0
+        """Whether sandboxes can have a way out here."""
+        self._shards = [Link(f"egress-{n}", run_dir / egress.SOCKET.format(shard=n)) for n in range(shards)]
+        self._none = Link("egress", run_dir / "egress.sock")
+        self.leases = Leases(Link("broker", run_dir / broker.SOCKET) if shards else None)
+        self.leases.gateways = lambda: self._gateways.values()
+        self._gateways: dict[str, Gateway] = {}
+        self._asks: dict[str, tuple[Asked, int]] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self.on_asked: Callable[[Asked], None] = lambda asked: None
+        self.on_ask_ended: Callable[[AskEnded], None] = lambda ended: None
+        for number, link in enumerate(self._shards):
+            self._wire(number, link)
+
+    def _wire(self, number: int, link: Link) -> None:
+        link.on_up = lambda: self._up(number)
+        link.on_down = lambda: self._down(number)
+        link.on_event = lambda name, params: self._heard(number, name, params)
+
+    def start(self) -> None:
+        """Begins to connect: when those sandboxes are known that may be served still. May be called again."""
+        for link in self._shards:
+            link.start()
+        self.leases.start()
+
+    async def close(self) -> None:
+        """Lets go of everything; gateways and their flows go on without us."""
+        for timer in self._timers.values():
+            timer.cancel()
+        await asyncio.gather(*(link.close() for link in self._shards), self.leases.close())
+
+    def of(self, sandbox_id: str, project: str, generation: int, folder: Path) -> Gateway:
+        """The gateway of a sandbox that is known from now on."""
+        gateway = self._gateways[sandbox_id] = Gateway(self, sandbox_id, project, generation, folder)
+        return gateway
+
+    def forget(self, sandbox_id: str) -> None:
+        """The sandbox was deleted."""
+        self._gateways.pop(sandbox_id, None)
+
+    def shard_of(self, project: str) -> Link:
+        """Whoever serves the sandboxes of a project."""
+        return self._shards[shard_of(project, len(self._shards))] if self._shards else self._none
+
+    async def hand_over(self, gateway: Gateway) -> None:
+        """Gives a shard the listeners of a sandbox. Raises `LaunchRefused` where it has no network, `VmmError`, `OSError`, `Unavailable`."""
+        number = shard_of(gateway.project, len(self._shards))
+        fds = await self._launcher.listeners(gateway.sandbox_id, gateway.generation)
+        try:
+            async with asyncio.timeout(HAND_OVER_WITHIN_S):
+                answer = await self._send(number, gateway, fds)
+        except TimeoutError:
+            raise Unavailable("peer_lost", f"egress-{number} did not take the listeners.", "Try again.") from None
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if isinstance(answer, ListenersRefused):
+            raise Unavailable("listeners_refused", answer.message, "The log of the gateway process says more.")
+
+    async def _send(self, number: int, gateway: Gateway, fds: Sequence[int]) -> FdsAnswer:
+        sock = await seqpacket.connect(self._run / egress.FDS_SOCKET.format(shard=number))
+        try:
+            message = Listeners(sandbox_id=gateway.sandbox_id, generation=gateway.generation)
+            await seqpacket.send(sock, msgspec.json.encode(message), fds)
+            octets = await seqpacket.receive(sock, MAX_DATAGRAM)
+        finally:
+            sock.close()
+        try:
+            return _answers.decode(octets)
+        except msgspec.DecodeError as error:
+            raise Unavailable("peer_lost", f"egress-{number} answered nothing: {error}", "Try again.") from error
+
+    # -- asks
+
+    def asks(self) -> tuple[Asked, ...]:
+        """Every request that is held now."""
+        return tuple(asked for asked, _ in self._asks.values())
+
+    async def answer(self, answer: AskAnswer) -> None:
+        """Takes a decision to the request that waits for it; one that is gone is answered the same. Raises `Unavailable("peer_lost")`."""
+        gateway = self._gateways.get(answer.sandbox_id)
+        if gateway is None:
+            raise NotFound("unknown_sandbox", "This node has no such sandbox.", "List the sandboxes.")
+        await self.shard_of(gateway.project).call("gateway.answer", answer, Empty)
+        self._asks.pop(answer.ask_id, None)
+
+    def _heard(self, number: int, name: str, params: msgspec.Raw) -> None:
+        try:
+            if name == "gateway.asked":
+                self._asked(number, msgspec.msgpack.decode(params, type=Asked))
+            elif name == "gateway.ask_ended":
+                self._ask_ended(msgspec.msgpack.decode(params, type=AskEnded))
+        except msgspec.MsgspecError as error:
+            log.warning("egress-%d sent an event that cannot be read: %s", number, error)
+
+    def _asked(self, number: int, asked: Asked) -> None:
+        gateway = self._gateways.get(asked.sandbox_id)
+        if gateway is None or gateway.generation != asked.generation or len(self._asks) >= MAX_ASKS:
+            return  # it times out into a denial
+        if asked.ask_id not in self._asks:
+            self._asks[asked.ask_id] = (asked, number)
+            self.on_asked(asked)
+
+    def _ask_ended(self, ended: AskEnded) -> None:
+        if self._asks.pop(ended.ask_id, None) is not None:
+            self.on_ask_ended(ended)
+
+    def _end_asks(self, number: int, still: frozenset[str] = frozenset()) -> None:
+        """Of a shard that ended: what it held is gone with its flows."""
+        for ask_id, (asked, shard) in list(self._asks.items()):
+            if shard == number and ask_id not in still:
+                self._ask_ended(AskEnded(ask_id=ask_id, sandbox_id=asked.sandbox_id, why="closed"))
+
+    # -- shards that come and go
+
+    def _served_by(self, number: int) -> list[Gateway]:
+        count = len(self._shards)
+        return [one for one in self._gateways.values() if one.wanted and shard_of(one.project, count) == number]
+
+    async def _up(self, number: int) -> None:
+        link = self._shards[number]
+        try:
+            there = {(one.sandbox_id, one.generation) for one in (await self._list(link))}
+            held = (await link.call("gateway.asks", Empty(), AskList)).asks
+        except HatchwayError as error:
+            log.warning("%s: %s", link.name, error)
+            return
+        self._end_asks(number, frozenset(asked.ask_id for asked in held))
+        for asked in held:
+            self._asked(number, asked)
+        for sandbox_id, generation in sorted(there):
+            known = self._gateways.get(sandbox_id)
+            if known is None or known.generation != generation or not known.wanted:
+                log.warning("%s serves %s, which is nobody's; closing it", link.name, sandbox_id)
+                ref = GatewayRef(sandbox_id=sandbox_id, generation=generation)
+                await self._close_stray(link, ref)
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def again(gateway: Gateway) -> None:
+            async with turns:
+                await gateway.serve_again(there=(gateway.sandbox_id, gateway.generation) in there)
+
+        await asyncio.gather(*(again(one) for one in self._served_by(number) if not one.served))
+
+    async def _list(self, link: Link) -> tuple[GatewayRef, ...]:
+        return (await link.call("gateway.list", Empty(), GatewayList)).gateways
+
+    async def _close_stray(self, link: Link, ref: GatewayRef) -> None:
+        try:
+            await link.call("gateway.close", ref, Empty)
+        except HatchwayError as error:
+            log.warning("%s: %s was not closed: %s", link.name, ref.sandbox_id, error)
+
+    def _down(self, number: int) -> None:
+        for gateway in self._served_by(number):
+            gateway.lost()
+        if (timer := self._timers.pop(number, None)) is not None:
+            timer.cancel()
+        self._timers[number] = asyncio.get_running_loop().call_later(AWAY_AFTER_S, self._still_away, number)
+
+    def _still_away(self, number: int) -> None:
+        for gateway in self._served_by(number):
+            gateway.note_away()
