@@ -33,6 +33,7 @@ COMMANDS = [
     "snapshot",
     "snapshots",
     "exports",
+    "policy",
     "pools",
     "tokens",
     "rollback",

@@ -15,6 +15,7 @@ from hatchway.client import (
     afiles,
     aio,
     aoversight,
+    apolicies,
     archives,
     arecords,
     atenancy,
@@ -23,6 +24,7 @@ from hatchway.client import (
     files,
     forwarding,
     oversight,
+    policies,
     records,
     sync,
     tenancy,
@@ -31,9 +33,9 @@ from hatchway.client import (
 
 NAMES = """
 AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal AuditHead AuditRecord BadAnswer BadGateway CommandFailed
-Conflict ConnectionFailed Credential End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
+Conflict ConnectionFailed Credential EffectivePolicy End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
 Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits Misdirected
-NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Pool Project RangeUnsatisfiable Result Sandbox
+NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Policy Pool Project RangeUnsatisfiable Result Sandbox
 SandboxInfo SandboxMetrics SandboxToken ServiceEvent Session SessionEvent SessionInfo Snapshot Started
 StreamLost StreamName Template Terminal Token TooLarge Transfer TransferFailed Unauthenticated Unavailable
 Unprocessable UnsafeArchive UnsupportedMedia Usage WaitTimeout
@@ -54,6 +56,7 @@ METHODS = {
     "Operations": "cancel get list wait",
     "Snapshots": "delete get list",
     "Pools": "delete get list put",
+    "Policies": "delete get list of_sandbox put",
     "Templates": "get list",
     "Keys": "create delete get list rotate",
     "Credentials": "delete get list put",
@@ -70,6 +73,8 @@ def class_of(name: str) -> type:
         aio,
         records,
         arecords,
+        policies,
+        apolicies,
         tenancy,
         atenancy,
         oversight,
@@ -90,7 +95,7 @@ def class_of(name: str) -> type:
 def signature(function: Callable[..., object]) -> str:
     text = str(inspect.signature(function))
     return re.sub(
-        r"\.a(io|archives|credentials|files|oversight|records|tenancy|terminal)\.", r".\1.", text.replace("Async", "")
+        r"\.a(io|archives|credentials|files|oversight|policies|records|tenancy|terminal)\.", r".\1.", text.replace("Async", "")
     ).replace(".io.", ".sync.")
 
 

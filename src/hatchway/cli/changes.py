@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .front import Front
-from .options import AutoWake, Metadata, OnTimeout, SandboxId, Snapshots, pairs, schedule
+from .options import AutoWake, Credential, Metadata, OnTimeout, SandboxId, Snapshots, pairs, schedule
+from .policystore import given
 from .shared import with_front
 
 if TYPE_CHECKING:
@@ -41,6 +42,16 @@ def set_(
     on_timeout: OnTimeout = None,
     auto_wake: AutoWake = None,
     snapshots: Snapshots = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="NAME|FILE|none",
+            help="What may leave it from now on; none: what the higher tiers say alone.",
+            show_default=False,
+        ),
+    ] = None,
+    credential: Credential = None,
     shorten: Annotated[bool, typer.Option("--shorten", help="Also where its deadline comes earlier by it.")] = False,
 ) -> None:
     """Change what is given of a sandbox, and leave the rest as it is.
@@ -60,6 +71,10 @@ def set_(
         changes["auto_wake"] = auto_wake
     if snapshots is not None:
         changes["snapshots"] = None if snapshots == NONE else schedule(snapshots)
+    if policy is not None:
+        changes["policy"] = None if policy == NONE else given(policy)
+    if credential is not None:
+        changes["credentials"] = credential
     added = pairs(metadata, "--metadata")
     if not changes and not added and not drop_metadata:
         raise typer.BadParameter("say what shall change; --help lists what can")

@@ -27,6 +27,24 @@ Metadata = Annotated[
 Env = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment of all commands; repeatable.")
 ]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME|FILE",
+        help="What may leave it: a policy of the service, or a document (YAML, JSON; - is standard input).",
+        show_default=False,
+    ),
+]
+Credential = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--credential",
+        metavar="ID",
+        help="One that it may use of what its policy binds; repeatable. Default: all.",
+        show_default=False,
+    ),
+]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return as soon as the request was accepted.")]
 
 

@@ -58,6 +58,7 @@ def main(name: str, words: Sequence[str]) -> None:
             options.memory,
             options.disk,
             pool=options.pool,
+            policy=_policy(parser, options.policy),
             timeout_s=options.timeout_s,
             idle_timeout_s=options.idle_timeout_s,
             on_timeout=options.on_timeout,
@@ -65,6 +66,15 @@ def main(name: str, words: Sequence[str]) -> None:
         return run_in_new(front, machine, command, copy=options.copy, keep=options.keep, verbose=options.verbose)
 
     carry_out(Front(options.url, options.key, False), body, OUR_FAILURE)
+
+
+def _policy(parser: Parser, given: str | None) -> str | None:
+    if given is None or not ("/" in given or Path(given).is_file()):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--policy: {given} cannot be read: {error}")
 
 
 def parser_of(name: str) -> Parser:
@@ -90,6 +100,7 @@ def parser_of(name: str) -> Parser:
         add("--memory", type=int, metavar="MIB", help="memory in MiB")
         add("--disk", type=int, metavar="MIB", help="writable disk in MiB")
         add("--pool", metavar="POOL", help="auto, never or the name of a pool that it may come out of")
+        add("--policy", metavar="NAME|FILE", help="what may leave it: a policy of the service, or a document")
         add("--timeout-s", type=_seconds, metavar="S", help="seconds that the sandbox runs; --timeout is the command's")
         add("--idle-timeout-s", type=_seconds, metavar="S", help="seconds that nobody uses the sandbox")
         add("--on-timeout", metavar="WHAT", help="suspend, pause, stop or delete it then")

@@ -1,10 +1,12 @@
-"""The commands `policy`. `check`, `explain`, `diff`, `lint` and `init` work on files of this machine and need no service."""
+"""The commands `policy`. `check`, `explain`, `diff`, `lint` and `init` work on files of this machine and need no
+service; those of `policystore` talk to it."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from . import policystore
 from .shared import Json
 
 Files = Annotated[
@@ -25,6 +27,7 @@ def register(app: typer.Typer) -> None:
     policy.command("diff")(diff)
     policy.command("lint")(lint)
     policy.command("init")(init)
+    policystore.add_to(policy)
     app.add_typer(policy, name="policy", help="Say what may leave a sandbox, check it, and ask why something may not.")
 
 

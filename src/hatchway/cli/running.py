@@ -51,6 +51,8 @@ class Machine:
     memory_mib: int | None = None
     disk_mib: int | None = None
     pool: str | None = None
+    policy: str | None = None
+    """Name of a policy, or the text of a document."""
     timeout_s: float | None = None
     idle_timeout_s: float | None = None
     on_timeout: str | None = None
@@ -90,6 +92,7 @@ def run_in_new(
                         memory_mib=machine.memory_mib,
                         disk_mib=machine.disk_mib,
                         pool=machine.pool,
+                        policy=machine.policy,
                         timeout_s=machine.timeout_s,
                         idle_timeout_s=machine.idle_timeout_s,
                         on_timeout=machine.on_timeout,

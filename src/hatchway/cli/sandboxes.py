@@ -7,6 +7,7 @@ import typer
 from .front import Front
 from .options import (
     AutoWake,
+    Credential,
     Disk,
     Env,
     Memory,
@@ -14,6 +15,7 @@ from .options import (
     Name,
     NoWait,
     OnTimeout,
+    Policy,
     SandboxId,
     Snapshots,
     Vcpus,
@@ -69,12 +71,15 @@ def create(
     pool: Annotated[
         str | None, typer.Option("--pool", metavar="auto|never|NAME", help="Which pool it may come out of.")
     ] = None,
+    policy: Policy = None,
+    credential: Credential = None,
     no_wait: NoWait = False,
 ) -> None:
     """Make a sandbox that stays, and print its id."""
+    from .policystore import given
     from .progress import BEING_MADE, patience
 
-    planned = schedule(snapshots)
+    planned, allowed = schedule(snapshots), given(policy)
     with patience(BEING_MADE):
         sandbox = front.client.sandboxes.create(
             template,
@@ -92,6 +97,8 @@ def create(
             auto_wake=auto_wake,
             snapshots=planned,
             pool=pool,
+            policy=allowed,
+            credentials=credential,
             wait=not no_wait,
             timeout=_WAIT_S,
         )

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from . import calls, streams
+from . import calls, policycalls, streams
 from .aarchives import AsyncArchives
 from .acredentials import AsyncCredentials
 from .aoversight import AsyncAudit
+from .apolicies import AsyncPolicies
 from .arecords import AsyncKeys, AsyncOperations, AsyncPools, AsyncSnapshots, AsyncTemplates, all_of
 from .atenancy import AsyncProjects, AsyncTokens
 from .atransport import AsyncDriver
@@ -57,6 +58,7 @@ class AsyncHatchway:
         self.operations = AsyncOperations(self._driver)
         self.templates = AsyncTemplates(self._driver)
         self.pools = AsyncPools(self._driver)
+        self.policies = AsyncPolicies(self._driver)
         self.keys = AsyncKeys(self._driver)
         self.credentials = AsyncCredentials(self._driver)
         self.projects = AsyncProjects(self._driver)
@@ -105,6 +107,8 @@ class AsyncSandboxes:
         auto_wake: bool | None = None,
         snapshots: Mapping[str, object] | None = None,
         pool: str | None = None,
+        policy: str | Mapping[str, object] | None = None,
+        credentials: Sequence[str] | None = None,
         wait: bool = True,
         timeout: float = 120.0,
     ) -> "AsyncSandbox":
@@ -112,7 +116,8 @@ class AsyncSandboxes:
 
         `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. `timeout_s` bounds how long it runs at
         a time, `idle_timeout_s` how long nobody uses it; `on_timeout` is what is done then (`suspend pause stop delete`), and with
-        `auto_wake` traffic wakes it again. `pool` is `auto`, `never` or a pool's name. Raises `OperationFailed`
+        `auto_wake` traffic wakes it again. `pool` is `auto`, `never` or a pool's name.
+        `policy` is the name of a policy, or a document of its own (text or object), `credentials` which of those it may use. Raises `OperationFailed`
         when it cannot be made (the sandbox is then `failed` and stays for you to look at or delete: `sandbox_id` of the
         error), and `WaitTimeout` after `timeout` seconds.
         """
@@ -133,6 +138,8 @@ class AsyncSandboxes:
             auto_wake=auto_wake,
             snapshots=snapshots,
             pool=pool,
+            policy=policycalls.of_sandbox(policy),
+            credentials=None if credentials is None else list(credentials),
         )
         info, operation = await self._driver.run(calls.create_sandbox(body, wait=wait, timeout_s=timeout))
         return AsyncSandbox(self._driver, info, operation)
@@ -197,9 +204,11 @@ class AsyncSandbox:
         on_timeout: str | UnsetType = UNSET,
         auto_wake: bool | UnsetType = UNSET,
         snapshots: Mapping[str, object] | UnsetType | None = UNSET,
+        policy: str | Mapping[str, object] | UnsetType | None = UNSET,
+        credentials: Sequence[str] | UnsetType | None = UNSET,
         shorten: bool | UnsetType = UNSET,
     ) -> SandboxInfo:
-        """Changes the name (None takes it away), replaces the metadata, or changes its lifetime; what is not given stays as it is.
+        """Changes the name (None takes it away), replaces the metadata, or changes its lifetime or its policy; what is not given stays as it is.
 
         `timeout_s` counts from now; a deadline that would come earlier by it raises `Conflict` (`would_shorten`) without `shorten`.
         """
@@ -211,6 +220,8 @@ class AsyncSandbox:
             on_timeout=on_timeout,
             auto_wake=auto_wake,
             snapshots=snapshots,
+            policy=policycalls.of_sandbox(policy),
+            credentials=credentials,
             shorten=shorten,
         )
         self.info = await self._driver.run(calls.update_sandbox(self.id, body))

@@ -68,6 +68,8 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     """When its time is over, in Unix seconds, while it runs."""
     left_s: float | None = None
     """What is left of its time while it does not run."""
+    policy: dict[str, Any] | None = None
+    """What may leave it: `name own credentials revision applied_revision conditions`."""
     snapshots: dict[str, Any] | None = None
     """The schedule of its snapshots: `disk_every_s full_every_s keep max_bytes`."""
     created_at: float | None = None
@@ -121,6 +123,35 @@ class Pool(_Record, frozen=True, kw_only=True):
     """What keeps it from being full."""
     created_at: float | None = None
     updated_at: float | None = None
+
+
+class Policy(_Record, frozen=True, kw_only=True):
+    """A policy of what may leave sandboxes. `document` comes with one that is asked for by name."""
+
+    name: str
+    tier: str
+    project: str | None = None
+    template: str | None = None
+    version: int = 1
+    digest: str = ""
+    etag: str = ""
+    """Names this version, for `if_match`."""
+    created_at: float | None = None
+    updated_at: float | None = None
+    document: dict[str, Any] | None = None
+
+
+class EffectivePolicy(_Record, frozen=True, kw_only=True):
+    """All that decides what leaves a sandbox. It holds on its node when `applied_revision` is `revision`."""
+
+    sandbox_id: str
+    revision: int = 0
+    applied_revision: int = 0
+    conditions: dict[str, str] = msgspec.field(default_factory=dict)
+    """What keeps it from what its policy allows."""
+    credentials: tuple[str, ...] | None = None
+    documents: tuple[dict[str, Any], ...] = ()
+    """Each with `tier name version document`, the highest tier first."""
 
 
 class Export(_Record, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from . import calls, streams
+from . import calls, policycalls, streams
 from .archives import Archives
 from .config import find
 from .credentials import Credentials
@@ -26,6 +26,7 @@ from .models import (
     Snapshot,
 )
 from .oversight import Audit
+from .policies import Policies
 from .reach import Reach, Scope, check_port, make_token, port_link, port_url
 from .records import Keys, Operations, Pools, Snapshots, Templates, all_of
 from .running import DEFAULT_MAX_OUTPUT, Gathering, SessionState, octets
@@ -58,6 +59,7 @@ class Hatchway:
         self.operations = Operations(self._driver)
         self.templates = Templates(self._driver)
         self.pools = Pools(self._driver)
+        self.policies = Policies(self._driver)
         self.keys = Keys(self._driver)
         self.credentials = Credentials(self._driver)
         self.projects = Projects(self._driver)
@@ -106,6 +108,8 @@ class Sandboxes:
         auto_wake: bool | None = None,
         snapshots: Mapping[str, object] | None = None,
         pool: str | None = None,
+        policy: str | Mapping[str, object] | None = None,
+        credentials: Sequence[str] | None = None,
         wait: bool = True,
         timeout: float = 120.0,
     ) -> "Sandbox":
@@ -113,7 +117,8 @@ class Sandboxes:
 
         `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. `timeout_s` bounds how long it runs at
         a time, `idle_timeout_s` how long nobody uses it; `on_timeout` is what is done then (`suspend pause stop delete`), and with
-        `auto_wake` traffic wakes it again. `pool` is `auto`, `never` or a pool's name. Raises `OperationFailed`
+        `auto_wake` traffic wakes it again. `pool` is `auto`, `never` or a pool's name.
+        `policy` is the name of a policy, or a document of its own (text or object), `credentials` which of those it may use. Raises `OperationFailed`
         when it cannot be made (the sandbox is then `failed` and stays for you to look at or delete: `sandbox_id` of the
         error), and `WaitTimeout` after `timeout` seconds.
         """
@@ -134,6 +139,8 @@ class Sandboxes:
             auto_wake=auto_wake,
             snapshots=snapshots,
             pool=pool,
+            policy=policycalls.of_sandbox(policy),
+            credentials=None if credentials is None else list(credentials),
         )
         info, operation = self._driver.run(calls.create_sandbox(body, wait=wait, timeout_s=timeout))
         return Sandbox(self._driver, info, operation)
@@ -198,9 +205,11 @@ class Sandbox:
         on_timeout: str | UnsetType = UNSET,
         auto_wake: bool | UnsetType = UNSET,
         snapshots: Mapping[str, object] | UnsetType | None = UNSET,
+        policy: str | Mapping[str, object] | UnsetType | None = UNSET,
+        credentials: Sequence[str] | UnsetType | None = UNSET,
         shorten: bool | UnsetType = UNSET,
     ) -> SandboxInfo:
-        """Changes the name (None takes it away), replaces the metadata, or changes its lifetime; what is not given stays as it is.
+        """Changes the name (None takes it away), replaces the metadata, or changes its lifetime or its policy; what is not given stays as it is.
 
         `timeout_s` counts from now; a deadline that would come earlier by it raises `Conflict` (`would_shorten`) without `shorten`.
         """
@@ -212,6 +221,8 @@ class Sandbox:
             on_timeout=on_timeout,
             auto_wake=auto_wake,
             snapshots=snapshots,
+            policy=policycalls.of_sandbox(policy),
+            credentials=credentials,
             shorten=shorten,
         )
         self.info = self._driver.run(calls.update_sandbox(self.id, body))

@@ -1,0 +1,51 @@
+"""What may leave sandboxes, for blocking code: `Hatchway.policies`. `apolicies` has the same for asyncio."""
+
+from collections.abc import Iterator, Mapping
+
+from . import policycalls
+from .models import EffectivePolicy, Policy
+from .records import all_of
+from .transport import SyncDriver
+
+
+class Policies:
+    """Policies by name. Those of the tiers `project` and `template` need a key with the scope `admin`, of `platform` one with `installation`."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def put(
+        self,
+        name: str,
+        document: str | Mapping[str, object],
+        *,
+        tier: str = "sandbox",
+        template: str | None = None,
+        if_match: str | None = None,
+        only_new: bool = False,
+    ) -> Policy:
+        """Makes a policy, or changes it; `document` is text (YAML or JSON) or an object. It holds for running sandboxes within a second.
+
+        `if_match` is the `etag` of the version that is to be changed. Raises `Unprocessable` (`invalid_policy`, whose `problems` say what is
+        wrong) with everything as before, `Conflict` (`policy_changed policy_exists policy_tier`).
+        """
+        given = document if isinstance(document, str) else dict(document)
+        return self._driver.run(
+            policycalls.put_policy(name, given, tier=tier, template=template, if_match=if_match, only_new=only_new)
+        )
+
+    def get(self, name: str, *, tier: str | None = None) -> Policy:
+        """Returns a policy with its document; `tier="platform"` for one of the installation. Raises `NotFound`."""
+        return self._driver.run(policycalls.get_policy(name, tier))
+
+    def list(self, *, tier: str | None = None) -> Iterator[Policy]:
+        """Iterates over the policies that hold for the project's sandboxes, the highest tier first, without their documents."""
+        return all_of(self._driver, policycalls.policies(tier))
+
+    def delete(self, name: str, *, tier: str | None = None, if_match: str | None = None) -> None:
+        """Deletes a policy: what it allowed is not allowed any more. Raises `Conflict` (`policy_in_use policy_changed`)."""
+        self._driver.run(policycalls.delete_policy(name, tier, if_match))
+
+    def of_sandbox(self, sandbox_id: str) -> EffectivePolicy:
+        """Returns all that decides what leaves a sandbox, and how far it holds."""
+        return self._driver.run(policycalls.effective_policy(sandbox_id))
