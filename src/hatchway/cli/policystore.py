@@ -1,5 +1,6 @@
 """The commands `policy put|get|ls|rm|show`: policies of the service, and what decides for a sandbox."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,11 +99,9 @@ def show(front: Front, sandbox: SandboxId) -> None:
 def text_of(file: Path) -> str:
     """What is in a file, or comes by standard input. Raises `typer.BadParameter`."""
     try:
-        with typer.open_file(str(file)) as opened:
-            text: str = opened.read()
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="FILE") from None
-    return text
 
 
 def given(policy: str | None) -> str | None:

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from hatchway.domain import archive_policy, vmm_policy
+from hatchway.domain import archive_policy, egress_settings, vmm_policy
 from hatchway.domain.archive_policy import ArchivePolicy
 from hatchway.domain.checking import explain
+from hatchway.domain.egress_settings import EgressSettings
 from hatchway.domain.errors import Forbidden, HatchwayError, Unprocessable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
 from hatchway.domain.vmm_policy import DriverName, VmmPolicy
@@ -75,6 +76,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     limits: HostLimits = DEFAULTS
     vmm: VmmPolicy = vmm_policy.DEFAULT
     archives: ArchivePolicy = archive_policy.DEFAULT
+    egress: EgressSettings = egress_settings.DEFAULT
 
 
 def find(named: Path | None, data_dir: Path) -> Path | None:
@@ -178,6 +180,14 @@ def settings(
         database_password_file=None if file.database_password_file is None else folder / file.database_password_file,
         port_domains=file.port_domains,
         archives=file.archives,
+        egress=_located(file.egress, folder),
+    )
+
+
+def _located(egress: EgressSettings, folder: Path) -> EgressSettings:
+    """With the paths of files as they are from anywhere."""
+    return msgspec.structs.replace(
+        egress, trusted_ca_files=tuple(str(folder / path) for path in egress.trusted_ca_files)
     )
 
 

@@ -22,6 +22,8 @@ def prepare(settings: Settings) -> None:
         (settings.images, os.geteuid(), 0o755),
         (settings.control, ids.control, 0o700),
         (settings.node, ids.node, 0o700),
+        (settings.audit, ids.audit, 0o700),
+        (settings.broker, ids.broker, 0o700),
         (settings.log, os.geteuid(), 0o755),
     ]
     for folder, owner, mode in rooms:
@@ -146,8 +148,8 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     return sock
 
 
-def listen_unix(path: Path, kind: socket.SocketKind, owner: int) -> socket.socket:
-    """Listens on a socket that only `owner` may connect to; the path may be longer than a socket address."""
+def listen_unix(path: Path, kind: socket.SocketKind, owner: int, group: int | None = None) -> socket.socket:
+    """Listens on a socket that only `owner` may connect to, and who is in `group`; the path may be longer than a socket address."""
     path.unlink(missing_ok=True)
     with address(path) as reached:
         sock = socket.socket(socket.AF_UNIX, kind)
@@ -156,7 +158,9 @@ def listen_unix(path: Path, kind: socket.SocketKind, owner: int) -> socket.socke
             sock.bind(reached)
         finally:
             os.umask(former)
-    if owner != os.geteuid():
-        os.chown(path, owner, owner)
+    if owner != os.geteuid() or group is not None:
+        os.chown(path, owner, owner if group is None else group)
+    if group is not None:
+        path.chmod(0o660)
     sock.listen(64)
     return sock

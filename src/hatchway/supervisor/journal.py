@@ -10,10 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hatchway.domain.egress_settings import MAX_SHARDS
 from hatchway.supervisor.logs import KEPT
 from hatchway.supervisor.settings import Settings
 
-ROLES = ("supervisor", "launcher", "node", "control")
+ROLES = (
+    "supervisor",
+    "launcher",
+    "node",
+    "control",
+    "audit",
+    "broker",
+    *(f"egress-{shard}" for shard in range(MAX_SHARDS)),
+)
 LEVELS = ("debug", "info", "warning", "error", "critical")
 MAX_LINE = 64 * 1024
 """Octets of one line; of a longer one, which no role of ours writes, the rest is skipped."""

@@ -78,7 +78,13 @@ def check_folder(settings: Settings) -> None:
 def check_private(settings: Settings) -> None:
     """Raises `Forbidden("insecure_state")` for state that others than its owner can read, or that belongs to somebody else."""
     ids = settings.identity
-    for folder, owner in ((settings.control, ids.control), (settings.node, ids.node)):
+    owners = (
+        (settings.control, ids.control),
+        (settings.node, ids.node),
+        (settings.audit, ids.audit),
+        (settings.broker, ids.broker),
+    )
+    for folder, owner in owners:
         if not folder.exists():
             continue  # it will be made, as it should be
         for path in (folder, *sorted(folder.iterdir())):

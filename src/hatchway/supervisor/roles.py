@@ -41,6 +41,8 @@ class Role:
     sockets: tuple[socket.socket, ...] = ()
     needs: tuple[Path, ...] = ()
     """Folders that the role must reach after it dropped its privileges."""
+    groups: tuple[int, ...] = ()
+    """Groups that it is in besides its own: of the sockets of others that it may connect to."""
     pid: int = 0
     restarts: int = 0
     last_start: float = 0.0
@@ -121,7 +123,7 @@ class Role:
         os.dup2(log_fd, 2)
         if os.geteuid() == 0 and self.uid != 0:
             open_to_role((Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2], *self.needs))
-            os.setgroups([])
+            os.setgroups(self.groups)
             os.setresgid(self.uid, self.uid, self.uid)
             os.setresuid(self.uid, self.uid, self.uid)
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -160,8 +162,11 @@ class Role:
 
 
 def preload() -> None:
-    """Imports what control and node need, once, for both; and keeps the collector off what they share."""
+    """Imports what the roles need, once, for all; and keeps the collector off what they share."""
+    import hatchway.audit.main
+    import hatchway.broker.main
     import hatchway.control.main
+    import hatchway.egress.main
     import hatchway.node.main  # noqa: F401
 
     gc.collect()

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hatchway.domain import archive_policy, vmm_policy
+from hatchway.domain import archive_policy, egress_settings, vmm_policy
 from hatchway.domain.archive_policy import ArchivePolicy
+from hatchway.domain.egress_settings import USUAL_SHARDS, EgressSettings
 from hatchway.domain.errors import Unavailable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
 from hatchway.domain.vmm_policy import VmmPolicy
@@ -18,6 +19,8 @@ DEFAULT_UID_BASE = 1_900_000_000
 """First of the user ids that sandboxes run under; no distribution hands these out. Control and node have the two before it."""
 UID_RANGE = 2048
 """User ids from one installation's first to that of the next."""
+SLOTS = 1024
+"""User ids of VMs, as the launcher hands them out; behind them come those of the audit writer, the broker and the gateways."""
 MIN_UID_BASE, MAX_UID_BASE = 1_000, 2**31 - 1 - UID_RANGE
 
 Profile = Literal["development", "production"]
@@ -53,6 +56,15 @@ class Identity:
     control: int
     node: int
     vm_base: int
+    audit: int
+    broker: int
+    egress: tuple[int, ...]
+    """Of each shard, in their order."""
+
+    @property
+    def gateways_group(self) -> int:
+        """The group that all shards are in: it reaches the broker's socket for them."""
+        return self.egress[0]
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,7 @@ class Settings:
     port_domains: tuple[str, ...] = ("localhost",)
     """Domains under which the ports of sandboxes have names; the first one is told to clients."""
     archives: ArchivePolicy = archive_policy.DEFAULT
+    egress: EgressSettings = egress_settings.DEFAULT
     metrics_token: Path | None = None
     """File with the token that /metrics is read with; None: in development programs of this machine may, in production nobody."""
     bake: bool = True
@@ -107,9 +120,24 @@ class Settings:
         """Separate ids when we are root, our own for everything otherwise."""
         if os.geteuid() != 0:
             own = os.geteuid()
-            return Identity(rootless=True, control=own, node=own, vm_base=own)
+            shards = (own,) * self.shards
+            return Identity(rootless=True, control=own, node=own, vm_base=own, audit=own, broker=own, egress=shards)
         base = DEFAULT_UID_BASE if self.uid_base is None else self.uid_base
-        return Identity(rootless=False, control=base - 2, node=base - 1, vm_base=base)
+        behind = base + SLOTS
+        return Identity(
+            rootless=False,
+            control=base - 2,
+            node=base - 1,
+            vm_base=base,
+            audit=behind,
+            broker=behind + 1,
+            egress=tuple(behind + 2 + shard for shard in range(self.shards)),
+        )
+
+    @property
+    def shards(self) -> int:
+        """How many gateway processes there are."""
+        return self.egress.shards or min(USUAL_SHARDS, os.cpu_count() or 1)
 
     @property
     def run(self) -> Path:
@@ -125,6 +153,16 @@ class Settings:
     def node(self) -> Path:
         """The node's own."""
         return self.data_dir / "node"
+
+    @property
+    def audit(self) -> Path:
+        """The audit writer's own: the journal."""
+        return self.data_dir / "audit"
+
+    @property
+    def broker(self) -> Path:
+        """The broker's own: sealed secrets."""
+        return self.data_dir / "broker"
 
     @property
     def images(self) -> Path:

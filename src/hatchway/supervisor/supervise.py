@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.errors import HatchwayError, Unavailable
-from hatchway.supervisor import database, folder, logs, profile, service_manager, uids
+from hatchway.supervisor import database, folder, gateways, logs, profile, service_manager, uids
 from hatchway.supervisor.roles import Role, preload, python_argv
 from hatchway.supervisor.settings import Settings, Tls, libexec
 from hatchway.wire import supervision
@@ -188,12 +188,13 @@ class Supervisor:
     def _start_all(self, api: socket.socket, data: socket.socket) -> None:
         self._bring_up(self._launcher_role())
         preload()
-        node, control = self._node_role(data), self._control_role(api)
-        self._roles += [node, control]
-        node.start()
-        control.start()
-        node.wait_ready()
-        control.wait_ready()
+        # In the order in which one needs another; each waits for what it needs, so that they come up side by side.
+        roles = [*gateways.roles(self._settings), self._node_role(data), self._control_role(api)]
+        self._roles += roles
+        for role in roles:
+            role.start()
+        for role in roles:
+            role.wait_ready()
         self._publish_endpoint(api, data)
 
     def _bring_up(self, role: Role) -> None:
@@ -241,6 +242,7 @@ class Supervisor:
                 store=settings.archives.store,
                 import_from=settings.archives.import_from,
                 metrics=self._metrics,
+                shards=settings.shards,
             )
             run(config, control=sock, data=data, ready=ready, alive=ready, data_tls=self._data_tls)
 
@@ -251,6 +253,7 @@ class Supervisor:
             body=body,
             sockets=(sock, data),
             needs=(settings.node, settings.run, settings.images, libexec("hatchway-ram.so").parent, *own_vmm),
+            groups=() if ids.rootless else (ids.audit, ids.broker),
         )
 
     def _control_role(self, api: socket.socket) -> Role:
@@ -281,6 +284,7 @@ class Supervisor:
             body=body,
             sockets=(api,),
             needs=(settings.control, settings.run),
+            groups=() if ids.rootless else (ids.audit, ids.broker),
         )
 
     def _publish_endpoint(self, api: socket.socket, data: socket.socket) -> None:
@@ -410,7 +414,8 @@ class Supervisor:
                     os.waitpid(role.pid, 0)
 
     def _clean(self) -> None:
-        for name in ("launcher.sock", "node.sock", "roles.json", supervision.NAME):
+        names = ("launcher.sock", "node.sock", "roles.json", supervision.NAME, *gateways.sockets(self._settings))
+        for name in names:
             (self._settings.run / name).unlink(missing_ok=True)
         self._settings.endpoint.unlink(missing_ok=True)
         if self._claim is not None:

@@ -11,14 +11,15 @@ import random
 import stat
 from pathlib import Path
 
+from hatchway.domain.egress_settings import MAX_SHARDS
 from hatchway.domain.errors import Conflict, Forbidden, Unavailable, Unprocessable
-from hatchway.supervisor.settings import DEFAULT_UID_BASE, MAX_UID_BASE, MIN_UID_BASE, UID_RANGE, Settings
+from hatchway.supervisor.settings import DEFAULT_UID_BASE, MAX_UID_BASE, MIN_UID_BASE, SLOTS, UID_RANGE, Settings
 
 LOCKS = Path("/run/hatchway-uids")
 """Root's own; gone with the boot, like what it guards."""
 SYSTEM_FOLDER = Path("/var/lib/hatchway")
-USED = 1026
-"""Control's, node's, and one for each slot of the launcher."""
+USED = 2 + SLOTS + 2 + MAX_SHARDS
+"""Control's, node's, one for each slot of the launcher, the audit writer's, the broker's, and those of the gateways."""
 RANGES = (MAX_UID_BASE - DEFAULT_UID_BASE) // UID_RANGE
 TRIES = 20
 
