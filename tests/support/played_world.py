@@ -246,7 +246,7 @@ class PlayedWorld:
     @staticmethod
     def _strays_in(folder: Path, state: str) -> list[str]:
         names = {path.name for path in folder.iterdir()}
-        expected = {"record.json", disks.RECORD, disks.LOWEST, disks.TOP, "memory-base", "layer-1.qcow2"}
+        expected = {"record.json", "egress.json", disks.RECORD, disks.LOWEST, disks.TOP, "memory-base", "layer-1.qcow2"}
         if state == "suspended":
             expected.add("suspended")
             if "suspended" not in names:
