@@ -95,7 +95,9 @@ def class_of(name: str) -> type:
 def signature(function: Callable[..., object]) -> str:
     text = str(inspect.signature(function))
     return re.sub(
-        r"\.a(io|archives|credentials|files|oversight|policies|records|tenancy|terminal)\.", r".\1.", text.replace("Async", "")
+        r"\.a(io|archives|credentials|files|oversight|policies|records|tenancy|terminal)\.",
+        r".\1.",
+        text.replace("Async", ""),
     ).replace(".io.", ".sync.")
 
 
