@@ -45,7 +45,6 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     dns_answer: str
     records: dict[str, tuple[Address, ...]]
     on_policy_change: str
-    deny_reply: str
 
 
 def assemble(documents: Sequence[TieredDocument]) -> Assembled:
@@ -96,7 +95,6 @@ def assemble(documents: Sequence[TieredDocument]) -> Assembled:
         on_policy_change="close_flows"
         if any(part.lifecycle.on_policy_change == "close_flows" for part in parts)
         else "recheck_flows",
-        deny_reply=next((part.defaults.deny_reply for part in reversed(parts) if part.rules), "json"),
     )
 
 
@@ -136,7 +134,6 @@ def _terms(
         credentials=tuple(credentials[name] for name in rule.credentials if name in credentials),
         rate=rule.rate,
         route=rule.route,
-        log=rule.log,
         reason=rule.reason,
         expires=min(ends, default=None),
     )

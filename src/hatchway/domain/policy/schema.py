@@ -178,7 +178,6 @@ class Ask(Base, frozen=True, kw_only=True):
         "path",
     )
     """What must be the same for an answer to hold for another request."""
-    approvers: Annotated[tuple[Id, ...], Meta(max_length=16)] = ()
     timeout: Annotated[float, Meta(ge=1, le=3600.0, extra={"form": "duration"})] = 120.0
 
 
@@ -195,13 +194,6 @@ class Route(Base, frozen=True, kw_only=True):
     """By which way it leaves. Others than `direct` are defined by the operator of the gateway, under a name."""
 
     via: Annotated[str, Meta(max_length=80, pattern="^(direct|(socks5|http):[a-z0-9][a-z0-9._-]{0,63})$")] = "direct"
-
-
-class Log(Base, frozen=True, kw_only=True):
-    """What of it is in the audit log beside the decisions, which always are."""
-
-    level: Literal["connection", "request"] = "request"
-    body: Literal["none"] = "none"
 
 
 class Rule(Base, frozen=True, kw_only=True):
@@ -227,7 +219,6 @@ class Rule(Base, frozen=True, kw_only=True):
     ask: Ask = Ask()
     rate: Rate = Rate()
     route: Route = Route()
-    log: Log = Log()
     reason: Text = ""
     """Shown to whoever is denied by it."""
     expires: Date | None = None
@@ -245,10 +236,8 @@ class Injection(Base, frozen=True, kw_only=True):
 class Expose(Base, frozen=True, kw_only=True):
     """Where the guest finds the placeholder."""
 
-    env: Variable | None = None
-    file: Annotated[str, Meta(max_length=1024, pattern=r"^/[^\x00-\x1f]+$")] | None = None
-    template: Annotated[str, Meta(max_length=4096, extra={"form": "format"})] = "{}"
-    """What the file holds; `{}` stands for the placeholder."""
+    env: Variable
+    """A variable of the environment of all that runs in the sandbox."""
 
 
 class Only(Base, frozen=True, kw_only=True):
@@ -281,8 +270,6 @@ class Credential(Base, frozen=True, kw_only=True):
     """`auto`, or what the placeholder begins with, for clients that look at the form of a token."""
     expose: Expose | None = None
     only: Only = Only()
-    on_violation: Literal["block", "block_alert", "terminate"] = "block_alert"
-    """What happens when the placeholder is seen where it is not exchanged."""
     response: Response = Response()
     lease: Lease = Lease()
 
@@ -291,7 +278,6 @@ class Defaults(Base, frozen=True, kw_only=True):
     """What rules have that do not say otherwise."""
 
     client_auth: ClientAuth = ClientAuth.FORBID
-    deny_reply: Literal["json", "text"] = "json"
 
 
 class Dns(Base, frozen=True, kw_only=True):
@@ -364,6 +350,11 @@ LATER: dict[str, str] = {
     "hmac": "Let a service beside the sandbox sign.",
     "jwt_exchange": "Keep a token that was made elsewhere as the source.",
     "mtls": "Let a service beside the sandbox speak for it.",
+    "on_violation": "A placeholder where it is not exchanged always ends the request, and is recorded.",
+    "approvers": "Who may approve is a matter of keys.",
+    "log": "Every decision is recorded, and no body.",
+    "deny_reply": "A denial is JSON, or text for clients that ask for text.",
+    "file": "Use `env`.",
     "seal": "Do not let the paths pass that answer secrets.",
 }
 """Keys and values of the language that this version has not, with what to do instead."""

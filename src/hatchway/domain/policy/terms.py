@@ -6,7 +6,6 @@ from hatchway.domain.policy.addresses import Address, Network
 from hatchway.domain.policy.schema import (
     ClientAuth,
     Credential,
-    Log,
     Rate,
     RequestHeaders,
     ResponseHeaders,
@@ -45,7 +44,6 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Ids (`Policy.credentials`) of all that the rule binds. What one request gets, its verdict says."""
     rate: Rate = Rate()
     route: Route = Route()
-    log: Log = Log()
     reason: str = ""
     expires: float | None = None
     """Unix seconds at which the rule ends."""
