@@ -8,11 +8,14 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from launcher_harness import Site, python_for_anybody, record_of, site, until
 from slot_harness import Guest, inside
 
+from hatchway.bench.options import Options
+from hatchway.bench.slots import slots
 from hatchway.domain.ids import new_id
 from hatchway.node.vmm.seam import LaunchRefused
 from hatchway.wire.launcher import VmRecord
@@ -119,6 +122,18 @@ async def test_rules_that_somebody_removes_are_put_back(here: Site) -> None:
         await guest.connect("203.0.113.9", 91)
 
 
+async def test_a_launcher_of_another_release_puts_its_own_rules_in_place(here: Site) -> None:
+    vm = await here.start_vm()
+    here.kill9()
+    record = here.run / "vm" / vm.sandbox_id / "launch.json"
+    record.write_text(record.read_text().replace(f'"ruleset":{vm.ruleset}', f'"ruleset":{vm.ruleset ^ 1}'))
+    here.start()
+    await until_restored(here, vm, 1)
+    assert record_of(here, vm)["ruleset"] == vm.ruleset
+    with await Guest.of(here, vm) as guest:
+        await guest.connect("203.0.113.9", 80)
+
+
 async def until_restored(here: Site, vm: VmRecord, times: int) -> None:
     async with asyncio.timeout(30):
         while (await here.client.dropped(vm.sandbox_id)).restored < times:
@@ -204,3 +219,9 @@ async def test_without_root_a_network_is_the_same_where_the_device_may_be_opened
                     assert (await here.client.dropped(vm.sandbox_id)).packets["source"] == 1
     finally:
         await here.clean_up()
+
+
+def test_the_bench_of_slots_measures_both(tmp_path: Path) -> None:
+    made, claimed = slots(Options(tmp_path, runs=1))
+    assert (made.metric, claimed.metric, claimed.floor) == ("slot_made", "slot_claimed", made.value)
+    assert claimed.value > 0

@@ -315,7 +315,7 @@ class Watch:
 
     def _restore(self) -> None:
         say(
-            "the rules of a network were changed: it is down until they are back",
+            "the rules of a network are not what they were: it is down until they are back",
             level="error",
             sandbox_id=self._name,
         )

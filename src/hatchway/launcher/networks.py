@@ -7,9 +7,12 @@ from hatchway.launcher.errors import Refused
 from hatchway.launcher.log import say
 from hatchway.launcher.loop import Loop
 from hatchway.launcher.network import Fetch, Lost, Network, Rules, Watch
+from hatchway.launcher.ruleset import VERSION
 from hatchway.wire.launcher import VmRecord
 
 Answer = Callable[[Watch], None]
+NEVER = -1
+"""No state of rules has this number."""
 _REMEDY = "stop the sandbox and start it again"
 
 
@@ -91,4 +94,5 @@ class Networks:
             network.close()
             return
         changed = partial(self._changed, record.sandbox_id)
-        attached.watch = Watch(self._loop, network, record.rules, self._rules, record.sandbox_id, changed)
+        state = record.rules if record.ruleset == VERSION else NEVER
+        attached.watch = Watch(self._loop, network, state, self._rules, record.sandbox_id, changed)

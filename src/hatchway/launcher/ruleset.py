@@ -10,6 +10,8 @@ Every drop is counted under a name; `Counters` of the launcher's verbs tells the
 comments say what they stand against; the ids are those of the catalogue of attacks that the tests carry.
 """
 
+import zlib
+
 from hatchway.wire.egress import GATEWAY_ADDRESS, GUEST_ADDRESS
 
 TAP = "tap0"
@@ -138,3 +140,5 @@ RULESET = (
     )
 )
 """What a slot's network is given, whole, whenever it is given rules: `flush ruleset` comes first, within the same transaction."""
+VERSION = zlib.crc32(RULESET.encode())
+"""Tells this text from that of another release."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from hatchway.launcher import checks, devices, folders, records
+from hatchway.launcher import checks, devices, folders, records, ruleset
 from hatchway.launcher.cgroups import Limits
 from hatchway.launcher.errors import Refused
 from hatchway.launcher.log import say
@@ -122,7 +122,7 @@ class Vms:
     def _put_back(self, sandbox_id: str, state: int) -> None:
         """Remembers the new state of a network's rules, so that the next launcher does not put them back once more."""
         vm = self._vms[sandbox_id]
-        vm.record = msgspec.structs.replace(vm.record, rules=state)
+        vm.record = msgspec.structs.replace(vm.record, rules=state, ruleset=ruleset.VERSION)
 
         def write() -> None:
             folder = self._run.open(sandbox_id)
@@ -399,6 +399,7 @@ class Vms:
             host_boot_id=self._boot_id,
             network=start.request.network,
             rules=rules,
+            ruleset=ruleset.VERSION,
         )
         try:
             folder = self._run.open(record.sandbox_id)

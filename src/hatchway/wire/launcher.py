@@ -138,6 +138,8 @@ class VmRecord(Struct, frozen=True, kw_only=True):
     network: bool
     rules: int = 0
     """The number that the kernel gave to the state of the slot's rules: another one says that somebody changed them."""
+    ruleset: int = 0
+    """Which text of the rules these are (`launcher.ruleset.VERSION`): a launcher of another release puts its own in their place."""
     alive: bool = True
 
 
