@@ -38,7 +38,7 @@ FULL = """
 version: 1
 description: Everything at once
 default: ask
-defaults: {client_auth: allow}
+defaults: {client_auth: allow, deny_reply: text}
 dns: {max_names: 100, records: {Corp.Example.: [10.20.0.5]}}
 groups: {model: {hosts: [api.model.example]}}
 private_networks: [10.20.0.0/16]

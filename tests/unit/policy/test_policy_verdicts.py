@@ -514,6 +514,12 @@ def test_bounds_are_lowered_by_anybody_and_lifted_by_platform_and_project() -> N
     assert policy("dns: {max_names: 10}").limits.max_names == 10
 
 
+def test_the_form_of_denials_is_that_of_the_lowest_tier_that_says() -> None:
+    assert policy().deny_reply == "json"
+    assert policy("description: x", project="defaults: {deny_reply: text}").deny_reply == "text"
+    assert policy("defaults: {deny_reply: json}", project="defaults: {deny_reply: text}").deny_reply == "json"
+
+
 def test_records_of_a_lower_tier_move_no_name_of_a_higher_one() -> None:
     records = "dns: {records: {api.example: [192.0.78.66], own.example: [192.0.78.67]}}"
     asked = policy(

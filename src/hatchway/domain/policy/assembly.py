@@ -45,6 +45,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     dns_answer: str
     records: dict[str, tuple[Address, ...]]
     on_policy_change: str
+    deny_reply: str
 
 
 def assemble(documents: Sequence[TieredDocument]) -> Assembled:
@@ -95,6 +96,7 @@ def assemble(documents: Sequence[TieredDocument]) -> Assembled:
         on_policy_change="close_flows"
         if any(part.lifecycle.on_policy_change == "close_flows" for part in parts)
         else "recheck_flows",
+        deny_reply=next((reply for part in reversed(parts) if (reply := part.defaults.deny_reply)), "json"),
     )
 
 

@@ -55,6 +55,8 @@ class Policy:
         """Where names are, instead of what a resolver says; judged like that."""
         self.on_policy_change: str = assembled.on_policy_change
         """`recheck_flows` or `close_flows`."""
+        self.deny_reply: str = assembled.deny_reply
+        """`json` or `text`: how a denied request is answered."""
 
     @property
     def rules(self) -> tuple[CompiledRule, ...]:

@@ -278,6 +278,8 @@ class Defaults(Base, frozen=True, kw_only=True):
     """What rules have that do not say otherwise."""
 
     client_auth: ClientAuth = ClientAuth.FORBID
+    deny_reply: Literal["json", "text"] | None = None
+    """How a denied request is answered that asks for neither. Left out: `json`."""
 
 
 class Dns(Base, frozen=True, kw_only=True):
@@ -353,7 +355,6 @@ LATER: dict[str, str] = {
     "on_violation": "A placeholder where it is not exchanged always ends the request, and is recorded.",
     "approvers": "Who may approve is a matter of keys.",
     "log": "Every decision is recorded, and no body.",
-    "deny_reply": "A denial is JSON, or text for clients that ask for text.",
     "file": "Use `env`.",
     "seal": "Do not let the paths pass that answer secrets.",
 }
