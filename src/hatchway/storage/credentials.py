@@ -90,7 +90,10 @@ def finish(
         updated_at=time.time(),
     )
     data = {"version": version, "kind": kind, "hosts": hosts}
-    outbox.append(connection, project, "credential.created" if new else "credential.updated", name, data)
+    if new:
+        outbox.append(connection, project, "credential.created", name, data)
+    else:
+        outbox.append(connection, project, "credential.updated", name, data)
     return get(connection, project, name), new
 
 
