@@ -586,3 +586,34 @@ async def test_g03_the_certificate_is_renewed_in_time_and_when_a_rule_ends(groun
     assert len(renewed) == 2
     assert len({first, *renewed}) == 3
     assert gateway.opened().ca_certificate == renewed[-1]
+
+
+async def test_a_connection_over_which_nothing_passes_is_cut_after_hours(ground: Ground):
+    await ground.internet.site("db.example", port=5432)
+    gateway = ground.open(spec(rule("db", "db.example", **TCP)))
+    reader, writer = await _talk(ground, "db.example")
+    (flow,) = gateway._flows
+    began = time.monotonic()
+    for hours in (0, 1, 2):
+        flow.end_idle(began + hours * 3600)
+    writer.write(b"still")
+    async with asyncio.timeout(20):
+        assert await reader.readexactly(5) == b"still"
+    flow.end_idle(began + 3 * 3600)
+    flow.end_idle(began + 5 * 3600)
+    assert gateway.status().flows == 1
+    flow.end_idle(began + 5 * 3600 + 1)
+    assert await is_reset(reader, writer)
+
+
+async def test_a_request_that_comes_octet_by_octet_is_read(ground: Ground):
+    site = await ground.internet.site("index.example", port=80, handler=web)
+    ground.open(spec(rule("index", "index.example", **CLEAR)))
+    reader, writer = await ground.connect("index.example", 80)
+    for octet in b"GET / HTTP/1.1\r\nHost: index.example\r\n\r\n":
+        writer.write(bytes((octet,)))
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    assert site.connections == 1

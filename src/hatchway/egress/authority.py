@@ -20,7 +20,8 @@ CA_DAYS = 30
 LEAF_DAYS = 7
 MAX_LEAVES = 64
 MAX_CERTIFICATE = 12 * 1024
-"""Octets of the authority's certificate in PEM: the guest takes 16 KiB. More names than fit are constrained by what they end in."""
+"""Octets of the authority's certificate in PEM: the guest takes 16 KiB. More names than fit are constrained by what they end in, and where
+even that is too much, not at all."""
 _BACKDATE = datetime.timedelta(days=1)
 """A guest's clock may be behind for a moment after a restore."""
 _NOBODY = "nothing.invalid"
@@ -76,6 +77,7 @@ class Authority:
             self.certificate = self._sign_authority(permitted, now)
             if len(self.certificate) <= MAX_CERTIFICATE:
                 return
+        self.certificate = self._sign_authority(None, now)
 
     def renewal_due(self, now: datetime.datetime) -> bool:
         """Whether half of the certificate's time is over."""

@@ -48,45 +48,61 @@ class ClientHello:
 
 def parse(data: bytes) -> ClientHello | None:
     """Returns the ClientHello at the beginning of `data`, or None when more octets are needed. Raises `Malformed`."""
-    body = _handshake(data)
-    return None if body is None else _client_hello(_Reader(body))
+    return HelloReader().feed(data)
 
 
-def _handshake(data: bytes) -> bytes | None:
-    """Puts the handshake message together from its records."""
-    message = b""
-    at = 0
-    while True:
-        need = _check_record(data, at)
-        if len(data) < at + 5:
-            return None
-        if at + 5 + need > MAX_HELLO:
-            raise Malformed("hello_too_large", f"the ClientHello is larger than {MAX_HELLO} octets")
-        message += data[at + 5 : at + 5 + need]
-        if message and message[0] != _CLIENT_HELLO:
-            raise Malformed("hello_malformed", "the first handshake message is no ClientHello")
-        if len(message) >= 4:
-            length = int.from_bytes(message[1:4], "big")
-            if length + 4 > MAX_HELLO:
+class HelloReader:
+    """Puts the ClientHello together from records that come in pieces; each octet is looked at once, however small the pieces are."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        """What belongs to no complete record yet."""
+        self._message = bytearray()
+        self._taken = 0
+
+    def feed(self, data: bytes) -> ClientHello | None:
+        """Takes further octets; returns the ClientHello when it is complete. Raises `Malformed`, and is of no use any more then."""
+        self._data += data
+        at = 0
+        while True:
+            length = _record_length(self._data, at, first=self._taken == 0)
+            if length is None:
+                break
+            if self._taken + 5 + length > MAX_HELLO:
                 raise Malformed("hello_too_large", f"the ClientHello is larger than {MAX_HELLO} octets")
-            if len(message) > length + 4:
-                raise Malformed("hello_malformed", "something follows the ClientHello before it was answered")
-            if len(message) == length + 4 and len(data) >= at + 5 + need:
-                return message[4:]
-        if len(data) < at + 5 + need:
-            return None
-        at += 5 + need
+            if len(self._data) < at + 5 + length:
+                break
+            self._message += self._data[at + 5 : at + 5 + length]
+            self._taken += 5 + length
+            at += 5 + length
+            if self._is_complete():
+                return _client_hello(_Reader(bytes(self._message[4:])))
+        del self._data[:at]
+        return None
+
+    def _is_complete(self) -> bool:
+        message = self._message
+        if message[0] != _CLIENT_HELLO:
+            raise Malformed("hello_malformed", "the first handshake message is no ClientHello")
+        if len(message) < 4:
+            return False
+        length = int.from_bytes(message[1:4], "big")
+        if length + 4 > MAX_HELLO:
+            raise Malformed("hello_too_large", f"the ClientHello is larger than {MAX_HELLO} octets")
+        if len(message) > length + 4:
+            raise Malformed("hello_malformed", "something follows the ClientHello before it was answered")
+        return len(message) == length + 4
 
 
-def _check_record(data: bytes, at: int) -> int:
-    """Checks as much of a record's head as is there; returns the length that it says, 0 while it is not there."""
+def _record_length(data: bytearray, at: int, *, first: bool) -> int | None:
+    """Checks as much of a record's head as is there; returns the length that it says, None while it is not there."""
     head = data[at : at + 5]
     if head[:1] and head[0] != _HANDSHAKE:
-        raise Malformed("not_tls" if at == 0 else "hello_malformed", "this is no TLS handshake")
+        raise Malformed("not_tls" if first else "hello_malformed", "this is no TLS handshake")
     if head[1:2] and head[1] != 3:
-        raise Malformed("not_tls" if at == 0 else "hello_malformed", "this is no version of TLS")
+        raise Malformed("not_tls" if first else "hello_malformed", "this is no version of TLS")
     if len(head) < 5:
-        return 0
+        return None
     length = int.from_bytes(head[3:5], "big")
     if not 0 < length <= 2**14:
         raise Malformed("hello_malformed", "a record of no octets, or of more than TLS allows")

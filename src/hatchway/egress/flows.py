@@ -22,9 +22,9 @@ from hatchway.domain.policy.compiled import Policy
 from hatchway.domain.policy.terms import Terms
 from hatchway.domain.policy.verdicts import Action, Protocol, Request, TlsMode, Verdict
 from hatchway.domain.policy.verdicts import Flow as Connection
-from hatchway.egress import client_hello, tls
+from hatchway.egress import tls
 from hatchway.egress.asks import TooManyAsks
-from hatchway.egress.client_hello import ClientHello, Malformed
+from hatchway.egress.client_hello import ClientHello, HelloReader, Malformed
 from hatchway.egress.http.seam import FlowError, Stream, StreamLost
 from hatchway.egress.streams import TcpStream, relay
 from hatchway.egress.synthetic import is_synthetic
@@ -40,6 +40,8 @@ DENIED_PEEK_WITHIN_S = 2.0
 """For the first octets of a connection that is denied anyway."""
 MAX_METHOD = 20
 ASK_WITHIN_S = 120.0
+IDLE_S = 7200.0
+"""A connection that is no HTTP, and over which nothing passes for so long, is cut."""
 DENIED_WITHIN_S = 15.0
 """For telling a client why its connection is denied."""
 _ALPN = {"1.1": "http/1.1", "2": "h2"}
@@ -106,6 +108,8 @@ class Flow:
         """HTTP decides each request: the connection as such need only be possible."""
         self._let = False
         self._rated: Terms | None = None
+        self._passed = 0
+        self._passed_at = self._began
 
     # -- life
 
@@ -120,8 +124,6 @@ class Flow:
             self._cut = reason
         if self._client is not None:
             self._client.abort()
-        else:
-            self._sock.close()
         for stream in list(self._upstreams):
             stream.abort()
         if self._task is not None:
@@ -152,6 +154,14 @@ class Flow:
             if self.gateway.policy.request(exchange.request, self.gateway.now()).action is not Action.ALLOW:
                 self.exchanges.discard(exchange)
                 exchange.cut("policy_changed")
+
+    def end_idle(self, now: float) -> None:
+        """Cuts it when nothing has passed since long before; to be called now and then, with the monotonic clock."""
+        passed = self.bytes_in + self.bytes_out
+        if passed != self._passed:
+            self._passed, self._passed_at = passed, now
+        elif now - self._passed_at > IDLE_S and not self._requests_judge:
+            self.cut("idle")
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -363,28 +373,23 @@ class Flow:
 
     async def _hello(self, client: TcpStream, within: float | None = None) -> ClientHello | None:
         """Reads the ClientHello and puts it back; None where the client speaks no TLS but may speak HTTP. Raises `Denied`."""
-        data = b""
         within = PEEK_WITHIN_S if within is None else within
+        reader, read = HelloReader(), bytearray()
         try:
             async with asyncio.timeout(within):
                 while True:
                     came = await client.read()
-                    data += came
-                    if data[:1] and data[0] in _UPPER:
-                        if self._begins_with_method(data) or not came:
+                    read += came
+                    if read and read[0] in _UPPER:
+                        if self._begins_with_method(bytes(read[: MAX_METHOD + 1])) or not came:
                             return None
                         continue
-                    try:
-                        hello = client_hello.parse(data)
-                    except Malformed as error:
-                        reason = "protocol_mismatch" if error.reason == "not_tls" else error.reason
-                        alert = None if error.reason == "not_tls" else tls.DECODE_ERROR
-                        raise Denied(reason, error.explanation, self.verdict, alert) from error
+                    hello = self._fed(reader, came)
                     if hello is not None:
                         self.sni = hello.server_name or ""
                         return hello
                     if not came:
-                        if not data:
+                        if not read:
                             return None
                         raise Denied("hello_malformed", "the connection ended in the middle of the ClientHello")
         except TimeoutError:
@@ -392,11 +397,19 @@ class Flow:
                 "peek_timeout", f"the client did not speak first within {within:.0f} s", self.verdict
             ) from None
         finally:
-            client.unread(data)
+            client.unread(bytes(read))
+
+    def _fed(self, reader: HelloReader, came: bytes) -> ClientHello | None:
+        try:
+            return reader.feed(came)
+        except Malformed as error:
+            if error.reason == "not_tls":
+                raise Denied("protocol_mismatch", error.explanation, self.verdict) from error
+            raise Denied(error.reason, error.explanation, self.verdict, tls.DECODE_ERROR) from error
 
     def _begins_with_method(self, data: bytes) -> bool:
         """Whether a method of HTTP is here; False: it may become one. Raises `Denied` for what is another protocol's beginning."""
-        method, space, _ = data[: MAX_METHOD + 1].partition(b" ")
+        method, space, _ = data.partition(b" ")
         if not _UPPER.issuperset(method) or (not space and len(method) > MAX_METHOD):
             raise Denied("protocol_mismatch", "this is neither TLS nor HTTP", self.verdict)
         return bool(space)
@@ -622,10 +635,9 @@ async def join(one: Stream, other: Stream) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(carry(one, other))
             group.create_task(carry(other, one))
-    except BaseExceptionGroup:
+    except* (StreamLost, OSError):
         one.abort()
         other.abort()
-        return
     one.close()
     other.close()
 

@@ -45,6 +45,7 @@ from hatchway.wire.egress import (
 
 MAX_REASONS = 64
 MIN_ROOM = 16 * 1024
+IDLE_CHECK_S = 60.0
 MAX_ROOM = 2 * MAX_RECEIVED
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ class Gateway:
         """How much a direction of a stream may hold: the bound on all of them, divided by how many there are."""
         self._shares = 0
         self.rehomes = False
+        self._idle_check = clock() + IDLE_CHECK_S
         self._next_change = self.policy.next_change(now())
         self._wildcards = Budget(MINUTE, clock)
         self._dns_bucket = Bucket(50, 200, clock)
@@ -154,7 +156,11 @@ class Gateway:
         return sum(flow.port == 53 for flow in self._flows) < MAX_TCP
 
     def _accepted(self, sock: socket.socket) -> None:
-        flow = Flow(self, sock)
+        try:
+            flow = Flow(self, sock)
+        except OSError:
+            sock.close()  # it left before it was served
+            return
         self._flows.add(flow)
         self._share()
         flow.start()
@@ -214,13 +220,13 @@ class Gateway:
         if egress.revision >= self.revision:
             policy = policy_of(egress)
             changed = egress.revision > self.revision
-            self.policy, self.revision = policy, egress.revision
+            exact = exact_names(policy)
+            self._authority.constrain(policy.allowed_names(self.now()), self._date())
+            self.policy, self.revision, self._exact = policy, egress.revision, exact
             self._next_change = policy.next_change(self.now())
             self.placeholders = _placeholders(credentials)
             self._take_limits()
-            self._exact = exact_names(policy)
-            self.names.bind_all(self._exact)
-            self._authority.constrain(policy.allowed_names(self.now()), self._date())
+            self.names.bind_all(exact)
             if changed:
                 self.asks.end_all("policy_changed")
             if changed and policy.on_policy_change == "close_flows":
@@ -246,6 +252,10 @@ class Gateway:
         elif self._authority.renewal_due(self._date()):
             self._authority.constrain(self.policy.allowed_names(self.now()), self._date())
             self._tell_renewed()
+        if self._clock() >= self._idle_check:
+            self._idle_check = self._clock() + IDLE_CHECK_S
+            for flow in list(self._flows):
+                flow.end_idle(self._clock())
 
     def _tell_renewed(self) -> None:
         self._tell(

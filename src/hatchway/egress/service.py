@@ -25,6 +25,7 @@ MAX_FDS_PEERS = 16
 MAX_HELD = 256
 """Sandboxes whose listeners wait for their `gateway.open`."""
 HELD_S = 60.0
+ACCEPT_PAUSE_S = 0.5
 JUDGE_EVERY_S = 1.0
 """How often open flows are judged although no policy changed: rules end at their time."""
 
@@ -84,7 +85,12 @@ class EgressService:
         listener.setblocking(False)
         try:
             while True:
-                sock, _ = await loop.sock_accept(listener)
+                try:
+                    sock, _ = await loop.sock_accept(listener)
+                except OSError as error:
+                    log.warning("the node cannot be let in: %s", error.strerror)
+                    await asyncio.sleep(ACCEPT_PAUSE_S)
+                    continue
                 if not _is_let_in(sock, uids) or len(self._fds_peers) >= MAX_FDS_PEERS:
                     sock.close()
                     continue
@@ -235,10 +241,11 @@ class EgressService:
 
     async def judge_forever(self) -> None:
         """Cuts what may not go on because its time is over, until cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(JUDGE_EVERY_S)
-            for gateway in list(self._gateways.values()):
-                gateway.tick()
+            for gateway in self._gateways.values():
+                loop.call_soon(gateway.tick)  # each by itself: a fault of one is its own
 
     async def close(self) -> None:
         """Cuts everything."""

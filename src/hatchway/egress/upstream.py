@@ -17,10 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import python_socks
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from python_socks.async_.asyncio import Proxy
 
 from hatchway.domain.policy.addresses import Address, Network
 from hatchway.domain.policy.terms import Terms
@@ -221,6 +219,9 @@ class Dialler:
     async def _through(
         self, proxy: UpstreamProxy, host: str, port: int, counted: Callable[[int, int], None] | None
     ) -> TcpStream:
+        import python_socks  # for those who have a proxy alone
+        from python_socks.async_.asyncio import Proxy
+
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
                 sock = await Proxy.from_url(proxy.url, rdns=True).connect(host, port)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hatchway.egress.client_hello import MAX_HELLO, ClientHello, Malformed, parse
+from hatchway.egress.client_hello import MAX_HELLO, ClientHello, HelloReader, Malformed, parse
 
 
 def _vector(size: int, data: bytes) -> bytes:
@@ -185,6 +185,20 @@ def test_its_size_is_bounded():
     assert _reason(_records(big, 8000)) == "hello_too_large"
     many = b"".join(b"\x16\x03\x01\x00\x01" + bytes((octet,)) for octet in _hello((21, bytes(4000))))
     assert _reason(many) == "hello_too_large"
+
+
+def test_g11_pieces_of_one_octet_cost_what_the_octets_cost():
+    """One octet in each record, one octet at a time: every octet is read once."""
+    message = _hello((0, _names(b"index.example")), (21, bytes(2000)))
+    data = b"".join(b"\x16\x03\x01\x00\x01" + bytes((octet,)) for octet in message)
+    reader = HelloReader()
+    found = None
+    for octet in data:
+        assert found is None
+        found = reader.feed(bytes((octet,)))
+        assert len(reader._data) <= 6
+    assert found is not None
+    assert found.server_name == "index.example"
 
 
 @given(st.binary(max_size=200))
