@@ -33,7 +33,6 @@ COMMANDS = [
     "snapshot",
     "snapshots",
     "exports",
-    "policy",
     "pools",
     "tokens",
     "rollback",

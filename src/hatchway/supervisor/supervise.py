@@ -20,7 +20,7 @@ from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.supervisor import database, folder, gateways, logs, profile, service_manager, uids
 from hatchway.supervisor.roles import Role, preload, python_argv
 from hatchway.supervisor.settings import Settings, Tls, libexec
-from hatchway.wire import supervision
+from hatchway.wire import audit, broker, supervision
 from hatchway.wire.metrics import MetricsAccess
 from hatchway.wire.node import Empty
 from hatchway.wire.rpc import call_once
@@ -274,6 +274,9 @@ class Supervisor:
                 metrics=self._metrics,
                 production=settings.production,
                 ballast_mib=settings.limits.ballast_mib,
+                broker_socket=settings.run / broker.SOCKET,
+                broker_uid=ids.broker,
+                audit_socket=settings.run / audit.SOCKET,
             )
             run(config, api=api, ready=ready, alive=ready, tls=self._api_tls)
 
