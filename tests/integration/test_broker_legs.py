@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tests.support.broker_world import (
     CANARY,
     HOST,
@@ -27,7 +29,7 @@ from tests.support.certificates import Authority
 
 from hatchway.broker.config import LegLimits
 from hatchway.domain.errors import Conflict, Unavailable, Unprocessable
-from hatchway.wire.broker import LEG_ERROR, Injection, SourceRef
+from hatchway.wire.broker import LEG_ERROR, Allowed, Injection, SourceRef
 from hatchway.wire.message import Empty
 from hatchway.wire.paths import address
 
@@ -210,6 +212,47 @@ async def test_c17_what_it_is_for_passes(here: World) -> None:
     await here.grant(here.binding(methods=("GET",), paths=("/repos/acme/*",)))
     await (await here.leg()).ask(here.get("/repos/acme/x"))
     assert CANARY in here.site.heads[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "passes"),
+    [
+        ("GET", "/simple/x", True),
+        ("POST", "/upload", True),
+        ("POST", "/simple/x", False),
+        ("GET", "/upload", False),
+        ("PUT", "/any/path", False),
+        ("PUT", "/put", True),
+    ],
+)
+async def test_c17_methods_and_paths_that_a_rule_pairs(here: World, method: str, path: str, passes: bool) -> None:
+    """What a gateway would have to deny is denied here once more."""
+    pairs = (
+        Allowed(methods=("GET", "HEAD"), paths=("/simple/**",)),
+        Allowed(methods=("POST",), paths=("/upload",)),
+        Allowed(paths=("/put",)),
+    )
+    await here.grant(here.binding(allow=pairs))
+    leg = await here.leg()
+    if passes:
+        assert (await leg.ask(here.get(path, method=method, body=b"")))[1] == b"hello"
+    else:
+        assert await refused(leg, here.get(path, method=method, body=b"")) == "cred_not_bound"
+        assert nothing_arrived(here)
+
+
+async def test_c06_a_rule_names_the_public_key(here: World) -> None:
+    certificate = x509.load_pem_x509_certificate((here.folder / "ca" / f"{HOST}.pem").read_bytes())
+    octets = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    own = base64.b64encode(hashlib.sha256(octets).digest()).decode()
+    other = base64.b64encode(hashlib.sha256(b"another").digest()).decode()
+    await here.grant(here.binding(upstream_spki=(other,)))
+    assert (await here.leg()).answer.error == "tls_failed"
+    await here.grant(here.binding(upstream_spki=(other, own)))
+    assert (await here.leg()).answer.error == ""
+    assert not here.site.heads
+    with pytest.raises(Unprocessable, match="credential_binding"):
+        await here.grant(here.binding(upstream_spki=("nonsense",)))
 
 
 async def test_c05_a_redirect_goes_back_and_is_not_followed(here: World) -> None:

@@ -1,5 +1,6 @@
 """Whether a leg, and each request on it, is what the grant is for. Pure; asked by the broker whatever a gateway has decided."""
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,7 @@ from hatchway.wire.broker import Binding, Leg
 MAX_PLACES = 8
 MIN_PLACEHOLDER = 16
 _TLS_VERSIONS = ("1.2", "1.3")
+_SPKI = re.compile(r"[A-Za-z0-9+/]{43}=")
 
 
 class NotBound(Exception):
@@ -27,12 +29,14 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     binding: Binding
     hosts: tuple[HostPattern, ...]
     paths: tuple[PathPattern, ...]
+    allow: tuple[tuple[frozenset[str], tuple[PathPattern, ...]], ...]
+    """Methods and paths that go together; none of either: all."""
     private: tuple[Network, ...]
 
     @property
     def reached(self) -> tuple[object, ...]:
         """How its upstream is reached: a connection of another kind is not one of this binding."""
-        return self.binding.upstream_ca, self.binding.tls_min, self.private
+        return self.binding.upstream_ca, self.binding.upstream_spki, self.binding.tls_min, self.private
 
 
 def read(binding: Binding) -> Bound:
@@ -40,6 +44,9 @@ def read(binding: Binding) -> Bound:
     try:
         hosts = tuple(HostPattern.parse(host) for host in binding.hosts)
         paths = tuple(PathPattern.parse(path) for path in binding.paths)
+        allow = tuple(
+            (frozenset(one.methods), tuple(PathPattern.parse(path) for path in one.paths)) for one in binding.allow
+        )
         private = tuple(parse_network(network) for network in binding.private)
     except (NameRefused, PathRefused, ValueError) as error:
         raise _invalid(f"of its hosts, paths or networks one is none: {error}") from None
@@ -51,7 +58,9 @@ def read(binding: Binding) -> Bound:
         raise _invalid(f"the lowest version of TLS is none of {', '.join(_TLS_VERSIONS)}")
     if len(binding.placeholder) < MIN_PLACEHOLDER or not binding.placeholder.isascii():
         raise _invalid("its placeholder is too short")
-    return Bound(binding=binding, hosts=hosts, paths=paths, private=private)
+    if not all(_SPKI.fullmatch(key) for key in binding.upstream_spki):
+        raise _invalid("of the upstream's public keys one is no SHA-256 in Base64")
+    return Bound(binding=binding, hosts=hosts, paths=paths, allow=allow, private=private)
 
 
 def leg_fits(bound: Bound, leg: Leg) -> bool:
@@ -85,10 +94,10 @@ def request(bound: Bound, leg: Leg, head: RequestHead) -> None:
         raise NotBound(f"the credential is not for {method}")
     raw, _, query = head.target.decode("ascii").partition("?")
     if raw == "*":
-        if binding.paths:
+        if binding.paths or bound.allow:
             raise NotBound("the credential is for some paths only")
     else:
-        _path(bound, raw)
+        _path(bound, method, raw)
     if head.websocket and not binding.websocket:
         raise NotBound("the rule lets no request become a WebSocket")
     if not head.websocket and head.get(b"upgrade") is not None:
@@ -97,7 +106,7 @@ def request(bound: Bound, leg: Leg, head: RequestHead) -> None:
         raise NotBound("the placeholder is in its path or query")
 
 
-def _path(bound: Bound, raw: str) -> None:
+def _path(bound: Bound, method: str, raw: str) -> None:
     try:
         path = canonical_path(raw)
     except PathRefused as error:
@@ -108,6 +117,11 @@ def _path(bound: Bound, raw: str) -> None:
         raise NotBound("its path has an encoded slash")
     if bound.paths and not any(pattern.matches(path) for pattern in bound.paths):
         raise NotBound("the credential is not for this path")
+    if bound.allow and not any(
+        (not methods or method in methods) and (not paths or any(pattern.matches(path) for pattern in paths))
+        for methods, paths in bound.allow
+    ):
+        raise NotBound("its rules let no such request pass")
 
 
 def _invalid(cause: str) -> HatchwayError:

@@ -12,7 +12,7 @@ from hatchway.domain.errors import Conflict, Exhausted, HatchwayError, Unprocess
 from hatchway.wire.broker import MAX_LEASE_S, Grant, Granted, Leg
 
 MAX_GRANTS = 50_000
-MAX_BINDINGS = 256
+MAX_BINDINGS = 2048
 MIN_LEASE_S = 5.0
 MAX_REMEMBERED = 100_000
 """Sandboxes whose last generation is known after their grant was revoked."""

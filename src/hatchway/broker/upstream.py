@@ -1,11 +1,15 @@
 """The connection to an upstream: to an address that was vetted here, or through a proxy of the operator; TLS, verified for the name."""
 
 import asyncio
+import base64
 import errno
 import hashlib
 import socket
 import ssl
 from collections import OrderedDict
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from hatchway.broker.checking import Bound
 from hatchway.broker.config import BrokerConfig
@@ -37,8 +41,14 @@ class Upstream:
         self.writer = writer
         self.address = address
         self._tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        certificate = self._tls.getpeercert(binary_form=True) or b""
-        self.certificate_sha256 = hashlib.sha256(certificate).hexdigest()
+        self._certificate = self._tls.getpeercert(binary_form=True) or b""
+        self.certificate_sha256 = hashlib.sha256(self._certificate).hexdigest()
+
+    def has_key(self, keys: tuple[str, ...]) -> bool:
+        """Whether the certificate's public key is one of these, by the SHA-256 of it (Base64)."""
+        public = x509.load_der_x509_certificate(self._certificate).public_key()
+        octets = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        return base64.b64encode(hashlib.sha256(octets).digest()).decode() in keys
 
     def ended_properly(self) -> bool:
         """After the end of the stream: whether the peer said so, or somebody cut the connection."""
@@ -84,11 +94,15 @@ class Dialler:
         except OSError as error:
             raise DialError("tls_failed", f"{leg.host} ended the connection: {error.strerror or 'no TLS'}.") from None
         writer.transport.set_write_buffer_limits(high=BUFFER)
-        return Upstream(reader, writer, address)
+        upstream = Upstream(reader, writer, address)
+        if bound.binding.upstream_spki and not upstream.has_key(bound.binding.upstream_spki):
+            writer.transport.abort()
+            raise DialError("tls_failed", f"The certificate of {leg.host} has none of the public keys of the rule.")
+        return upstream
 
     async def _connect(self, leg: Leg, bound: Bound) -> tuple[socket.socket, str]:
         if leg.via:
-            return await self._through(leg), "proxy"
+            return await self._through(leg, bound), "proxy"
         vetted = [self._vet(text, bound) for text in leg.addresses[:MAX_ADDRESSES]]
         if not vetted:
             raise DialError("connect_failed", f"No address of {leg.host} was given.")
@@ -123,14 +137,16 @@ class Dialler:
             raise DialError("address_denied", f"{why}.")
         return address
 
-    async def _through(self, leg: Leg) -> socket.socket:
+    async def _through(self, leg: Leg, bound: Bound) -> socket.socket:
+        """A proxy is asked for the name, or for an address where one is given."""
         if leg.via not in self._config.proxies:
             raise DialError("proxy_failed", "The broker's configuration has no such proxy.")
         from python_socks import ProxyConnectionError, ProxyError, ProxyTimeoutError  # late: few have a proxy
         from python_socks.async_.asyncio import Proxy
 
+        where = str(self._vet(leg.addresses[0], bound)) if leg.addresses else leg.host
         try:
-            sock: socket.socket = await Proxy.from_url(leg.via).connect(leg.host, leg.port)
+            sock: socket.socket = await Proxy.from_url(leg.via).connect(where, leg.port)
         except (ProxyError, ProxyConnectionError, ProxyTimeoutError, OSError) as error:
             # The kind alone: the proxy's URL may have a password in it.
             raise DialError(

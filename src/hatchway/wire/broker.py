@@ -95,6 +95,15 @@ class Injection(Struct, frozen=True, kw_only=True):
     format: str = "{}"
 
 
+class Allowed(Struct, frozen=True, kw_only=True):
+    """Requests that a rule lets pass."""
+
+    methods: tuple[str, ...] = ()
+    """None: all."""
+    paths: tuple[str, ...] = ()
+    """Patterns of paths; none: all."""
+
+
 class Binding(Struct, frozen=True, kw_only=True):
     """One credential of a sandbox, as its policy binds it.
 
@@ -114,6 +123,8 @@ class Binding(Struct, frozen=True, kw_only=True):
     """None: all."""
     paths: tuple[str, ...] = ()
     """Patterns of paths; none: all."""
+    allow: tuple[Allowed, ...] = ()
+    """What the rules let pass, of which a request has to be one; none: all. `methods` and `paths` hold besides."""
     encoded_slash: bool = False
     """The rule lets `%2F` pass in paths."""
     websocket: bool = False
@@ -122,6 +133,8 @@ class Binding(Struct, frozen=True, kw_only=True):
     """Networks whose private addresses the rule allows."""
     upstream_ca: tuple[str, ...] = ()
     """PEM of authorities that are trusted instead of the system's."""
+    upstream_spki: tuple[str, ...] = ()
+    """SHA-256 of public keys, Base64; the upstream's certificate has one of them. None: any."""
     tls_min: str = "1.2"
     scrub: bool = True
     """The secret is taken out of what comes back."""

@@ -38,6 +38,11 @@ class PortSet:
         return self._ranges == ((1, 65535),)
 
     @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """All of them, as first and last ports, in their order."""
+        return tuple(sorted([*((port, port) for port in self._single), *self._ranges]))
+
+    @property
     def examples(self) -> tuple[int, ...]:
         """Some of them: each that is named, and the ends of ranges."""
         return tuple(sorted(self._single | {end for ends in self._ranges for end in ends}))

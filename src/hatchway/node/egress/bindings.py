@@ -1,11 +1,14 @@
 """What a sandbox's policy says of credentials: which it may use, where the guest finds their placeholders, what the broker is told."""
 
+import itertools
+
 import msgspec
 
 from hatchway.domain.policy.assembly import TieredDocument, assemble
-from hatchway.domain.policy.schema import Credential
+from hatchway.domain.policy.rules import CompiledRule
 from hatchway.domain.policy.terms import BoundCredential
-from hatchway.wire.broker import Binding, Injection
+from hatchway.domain.policy.vocabulary import Action, Protocol
+from hatchway.wire.broker import Allowed, Binding, Injection
 from hatchway.wire.egress import EgressSpec
 
 MAX_PORTS = 4_096
@@ -22,8 +25,8 @@ class Bound(msgspec.Struct, frozen=True):
     """What its placeholder begins with."""
     variable: str | None
     """The environment variable in which the guest finds it."""
-    binding: Binding
-    """What the broker is told; its placeholder is empty."""
+    bindings: tuple[Binding, ...]
+    """What the broker is told, rule by rule; the placeholders are empty."""
 
 
 def of(egress: EgressSpec) -> tuple[Bound, ...]:
@@ -31,8 +34,12 @@ def of(egress: EgressSpec) -> tuple[Bound, ...]:
     if not any(_MENTIONED in document.text for document in egress.documents):
         return ()
     documents = [TieredDocument.stored(one.tier, one.name, one.version, one.text) for one in egress.documents]
-    found = assemble(documents).credentials.values()
-    return tuple(_bound(one) for one in found if egress.credentials is None or one.credential.id in egress.credentials)
+    assembled = assemble(documents)
+    return tuple(
+        _bound(one, assembled.rules)
+        for one in assembled.credentials.values()
+        if egress.credentials is None or one.credential.id in egress.credentials
+    )
 
 
 def wanted(bound: tuple[Bound, ...]) -> list[tuple[str, str]]:
@@ -52,44 +59,58 @@ def environment(bound: tuple[Bound, ...], placeholders: dict[str, str]) -> dict[
 def granted(bound: tuple[Bound, ...], placeholders: dict[str, str]) -> tuple[Binding, ...]:
     """What the broker is told."""
     return tuple(
-        msgspec.structs.replace(one.binding, placeholder=placeholders[one.credential_id])
+        msgspec.structs.replace(binding, placeholder=placeholders[one.credential_id])
         for one in bound
         if one.credential_id in placeholders
+        for binding in one.bindings
     )
 
 
-def _bound(one: BoundCredential) -> Bound:
+def _bound(one: BoundCredential, rules: tuple[CompiledRule, ...]) -> Bound:
     credential = one.credential
     return Bound(
         credential_id=one.credential_id,
         prefix="hwp_" if credential.placeholder == "auto" else credential.placeholder,
         variable=None if credential.expose is None else credential.expose.env,
-        binding=Binding(
-            credential_id=one.credential_id,
-            source=credential.source.removeprefix("store:"),
-            placeholder="",
-            inject=_injections(credential),
-            rules=one.rules,
-            hosts=one.hosts,
-            ports=_ports(one.ports),
-            methods=one.methods,
-            paths=one.paths,
-            scrub=credential.response.scrub,
-            lease_s=credential.lease.ttl,
+        bindings=tuple(
+            _binding(one, rule)
+            for rule in rules
+            if rule.action is not Action.DENY
+            and (rule.ref.tier, rule.ref.document) == (one.tier, one.document)
+            and rule.ref.rule in one.rules
         ),
     )
 
 
-def _injections(credential: Credential) -> tuple[Injection, ...]:
-    return tuple(Injection(where=one.where, name=one.name, format=one.format) for one in credential.inject)
+def _binding(one: BoundCredential, rule: CompiledRule) -> Binding:
+    """All that the broker checks and does for one rule. It takes nothing of this from a gateway."""
+    credential, terms = one.credential, rule.terms
+    return Binding(
+        credential_id=one.credential_id,
+        source=credential.source.removeprefix("store:"),
+        placeholder="",
+        inject=tuple(Injection(where=place.where, name=place.name, format=place.format) for place in credential.inject),
+        rules=(rule.ref.rule,),
+        hosts=tuple(map(str, rule.hosts)),
+        ports=_ports(rule),
+        methods=one.methods,
+        paths=one.paths,
+        allow=tuple(
+            Allowed(methods=tuple(sorted(entry.methods or ())), paths=tuple(map(str, entry.paths)))
+            for entry in rule.entries
+        ),
+        encoded_slash=terms.encoded_slash,
+        websocket=terms.protocol is Protocol.WEBSOCKET,
+        private=tuple(map(str, terms.private)),
+        upstream_ca=terms.upstream_ca,
+        upstream_spki=terms.upstream_spki,
+        tls_min=terms.tls_min,
+        scrub=credential.response.scrub,
+        set_cookie="set-cookie" not in terms.response_headers.strip,
+        lease_s=credential.lease.ttl,
+    )
 
 
-def _ports(ports: tuple[int | str, ...]) -> tuple[int, ...]:
-    found: set[int] = set()
-    for port in ports:
-        if isinstance(port, int):
-            found.add(port)
-            continue
-        first, _, last = port.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found)[:MAX_PORTS])
+def _ports(rule: CompiledRule) -> tuple[int, ...]:
+    found = itertools.chain.from_iterable(range(first, last + 1) for first, last in rule.ports.ranges)
+    return tuple(itertools.islice(found, MAX_PORTS))

@@ -1,0 +1,99 @@
+"""What the broker is told of a policy: rule by rule, with everything that decides where a secret goes."""
+
+import json
+from typing import Any
+
+from hatchway.domain.policy.reading import canonical, load
+from hatchway.node.egress import bindings
+from hatchway.wire.broker import Allowed, Injection
+from hatchway.wire.egress import EgressSpec, PolicyDocument
+
+CREDENTIAL = {
+    "id": "gh",
+    "source": "store:github/bot",
+    "inject": [{"where": "header", "name": "authorization", "format": "token {}"}],
+    "expose": {"env": "GITHUB_TOKEN"},
+}
+
+
+def told(*rules: dict[str, Any], credential: dict[str, Any] | None = None, **more: Any) -> tuple[bindings.Bound, ...]:
+    document = {"version": 1, "rules": list(rules), "credentials": [{**CREDENTIAL, **(credential or {})}], **more}
+    text = canonical(load(json.dumps(document)))
+    policy = PolicyDocument(tier="project", name="one", version=1, text=text)
+    return bindings.of(EgressSpec(revision=1, documents=(policy,)))
+
+
+def test_each_rule_has_a_binding_of_its_own() -> None:
+    (bound,) = told(
+        {
+            "id": "api",
+            "to": {"hosts": ["api.example"]},
+            "credentials": ["gh"],
+            "http": {"allow": [{"methods": ["POST"], "paths": ["/repos/*"]}, {"paths": ["/user"]}]},
+        },
+        {
+            "id": "inside",
+            "to": {"hosts": ["**.inside.example"]},
+            "ports": [8443, "9000-9002"],
+            "credentials": ["gh"],
+            "resolve": {"private": "allow"},
+            "tls": {"min": "1.3"},
+            "http": {"encoded_slash": True, "response_headers": {"strip": ["set-cookie"]}},
+        },
+        {"id": "other", "to": {"hosts": ["other.example"]}},
+        {"id": "no", "to": {"hosts": ["api.example"]}, "action": "deny", "http": {"deny": [{"paths": ["/admin/**"]}]}},
+        credential={"only": {"methods": ["GET", "POST"]}},
+    )
+    assert (bound.credential_id, bound.variable) == ("gh", "GITHUB_TOKEN")
+    api, inside = bound.bindings
+    assert (api.rules, api.hosts, api.ports, api.source) == (("api",), ("api.example",), (443,), "github/bot")
+    assert api.inject == (Injection(where="header", name="authorization", format="token {}"),)
+    assert api.methods == ("GET", "POST")
+    assert api.allow == (
+        Allowed(methods=("POST",), paths=("/repos/*",)),
+        Allowed(methods=("GET", "HEAD"), paths=("/user",)),
+    )
+    assert (api.private, api.tls_min, api.encoded_slash, api.set_cookie) == ((), "1.2", False, True)
+    assert (inside.rules, inside.hosts) == (("inside",), ("**.inside.example",))
+    assert inside.ports == (8443, 9000, 9001, 9002)
+    assert (inside.tls_min, inside.encoded_slash, inside.set_cookie) == ("1.3", True, False)
+    assert "0.0.0.0/0" in inside.private
+
+
+def test_only_the_rules_that_the_credential_names() -> None:
+    (bound,) = told(
+        {"id": "one", "to": {"hosts": ["one.example"]}, "credentials": ["gh"]},
+        {"id": "two", "to": {"hosts": ["two.example"]}, "credentials": ["gh"]},
+        credential={"only": {"rules": ["two"]}},
+    )
+    assert [binding.rules for binding in bound.bindings] == [("two",)]
+
+
+def test_git_and_websockets() -> None:
+    (bound,) = told(
+        {
+            "id": "git",
+            "to": {"hosts": ["git.example"]},
+            "protocol": "git",
+            "git": {"repositories": ["/acme/*"]},
+            "credentials": ["gh"],
+        },
+        {"id": "ws", "to": {"hosts": ["ws.example"]}, "protocol": "websocket", "credentials": ["gh"]},
+    )
+    git, websocket = bound.bindings
+    assert (git.websocket, websocket.websocket) == (False, True)
+    paths = {path for allowed in git.allow for path in allowed.paths}
+    assert "/acme/*/git-upload-pack" in paths
+    assert not any("receive" in path for path in paths)
+
+
+def test_placeholders_are_put_into_every_binding() -> None:
+    bound = told(
+        {"id": "one", "to": {"hosts": ["one.example"]}, "credentials": ["gh"]},
+        {"id": "two", "to": {"hosts": ["two.example"]}, "credentials": ["gh"]},
+    )
+    assert bindings.wanted(bound) == [("gh", "hwp_")]
+    granted = bindings.granted(bound, {"gh": "hwp_x"})
+    assert [(one.rules, one.placeholder) for one in granted] == [(("one",), "hwp_x"), (("two",), "hwp_x")]
+    assert bindings.granted(bound, {}) == ()
+    assert bindings.environment(bound, {"gh": "hwp_x"}) == {"GITHUB_TOKEN": "hwp_x"}
