@@ -253,6 +253,12 @@ class Gateway:
         """Its shard is not connected any more."""
         self._opened = None
 
+    def renewed(self, certificate: str) -> None:
+        """The authority has another certificate, which the guest has to trust from now on."""
+        if self.served:
+            self._certificate = certificate
+            self.on_changed()
+
     def note_away(self) -> None:
         """Its shard has been away for so long that it is to be told."""
         if self.wanted and not self.served and "gateway_unavailable" not in self._conditions:

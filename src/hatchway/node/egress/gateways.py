@@ -27,6 +27,7 @@ from hatchway.wire.egress import (
     FdsAnswer,
     GatewayList,
     GatewayRef,
+    GatewayRenewed,
     Listeners,
     ListenersRefused,
     shard_of,
@@ -143,8 +144,15 @@ class Gateways:
                 self._asked(number, msgspec.msgpack.decode(params, type=Asked))
             elif name == "gateway.ask_ended":
                 self._ask_ended(msgspec.msgpack.decode(params, type=AskEnded))
+            elif name == "gateway.renewed":
+                self._renewed(msgspec.msgpack.decode(params, type=GatewayRenewed))
         except msgspec.MsgspecError as error:
             log.warning("egress-%d sent an event that cannot be read: %s", number, error)
+
+    def _renewed(self, renewed: GatewayRenewed) -> None:
+        gateway = self._gateways.get(renewed.sandbox_id)
+        if gateway is not None and gateway.generation == renewed.generation:
+            gateway.renewed(renewed.ca_certificate)
 
     def _asked(self, number: int, asked: Asked) -> None:
         gateway = self._gateways.get(asked.sandbox_id)
