@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -296,6 +297,41 @@ async def test_a_canary_is_in_no_log_and_no_error_whatever_fails(alone: Alone) -
     said = alone.said.read_bytes()
     assert b"C4n4ry" not in said
     assert CANARY in alone.site.heads[0]
+
+
+HANDING = """
+import sys
+from hatchway.broker import environment
+fd = environment.hand_over(["TEAM_TOKEN"]) if sys.argv[1] == "hand" else None
+print("ready", fd is not None, flush=True)
+sys.stdin.readline()
+print(len(environment.value(fd, "TEAM_TOKEN") or b""), flush=True)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("way", ["hand", "keep"])
+async def test_a_variable_that_is_handed_over_is_in_no_memory_that_a_role_could_inherit(way: str) -> None:
+    """Of a program that keeps it in its environment the memory has it, so that the search is one."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HANDING, way),
+        env={**os.environ, "TEAM_TOKEN": CANARY.decode()},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            assert (await process.stdout.readline()).split() == [b"ready", str(way == "hand").encode()]
+            assert (CANARY in memory_of(process.pid)) == (way == "keep")
+            process.stdin.write(b"\n")
+            assert await process.stdout.readline() == b"%d\n" % len(CANARY)
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 # -- the whole chain

@@ -67,7 +67,7 @@ async def chain(ground: Ground, tmp_path: Path) -> AsyncIterator[Chain]:
 
     api = await ground.internet.site(HOST, port=443, tls=True, handler=serving(echo), number=10)
     other = await ground.internet.site("other.example", port=443, tls=True, handler=serving(echo), number=11)
-    async with world(tmp_path / "world", upstream_ca=ground.internet.authority.ca) as broker:
+    async with world(tmp_path / "world", upstream_ca=(ground.internet.authority.ca,)) as broker:
         assert ground.dialler is not None
         ground.dialler = Dialler(replace(ground.dialler.config, broker=broker.leg_path))
         await broker.put(project=PROJECT, hosts=(HOST,))

@@ -306,7 +306,7 @@ async def world(folder: Path, **changes: Any) -> AsyncIterator[World]:
             control_uids=frozenset({own}),
             node_uids=frozenset({own}),
             egress_uids=(own,),
-            upstream_ca=authority.ca,
+            upstream_ca=(authority.ca,),
             reachable=("127.0.0.0/8",),
         ),
         **changes,

@@ -90,7 +90,7 @@ def _main() -> None:
             node_uids=frozenset(config.get("node", [uid])),
             egress_uids=tuple(config.get("egress", [uid])),
             audit=Path(config["audit"]) if "audit" in config else None,
-            upstream_ca=Path(config["ca"]),
+            upstream_ca=(Path(config["ca"]),),
             reachable=tuple(config["reachable"]),
         )
         import concurrent.futures.thread  # noqa: F401  # another user may not be able to read where Python lies

@@ -100,7 +100,7 @@ class BrokerConfig:
     """Files in that folder that are lent, by name."""
     vaults: Mapping[str, VaultServer] = field(default_factory=dict)
     """By the name that sources use."""
-    upstream_ca: Path | None = None
+    upstream_ca: tuple[Path, ...] = ()
     """PEM of authorities that are trusted for upstreams beside the system's."""
     proxies: frozenset[str] = frozenset()
     """URLs of upstream proxies that a leg may name."""

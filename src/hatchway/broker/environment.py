@@ -21,6 +21,7 @@ def hand_over(names: Iterable[str], argv: Sequence[str] | None = None) -> int | 
     Call it before the process has threads, children or files that matter: it may be replaced. `argv`: what it becomes; as it was started.
     """
     if (handed := os.environ.pop(HANDED, None)) is not None:
+        os.set_inheritable(int(handed), False)
         return int(handed)
     there = [name for name in names if name in os.environ]
     if not there:

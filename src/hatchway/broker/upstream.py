@@ -159,8 +159,8 @@ class Dialler:
         context = self._contexts.pop(at, None)
         if context is None:
             context = ssl.create_default_context(cadata="\n".join(authorities) or None)
-            if not authorities and self._config.upstream_ca is not None:
-                context.load_verify_locations(self._config.upstream_ca)
+            for file in () if authorities else self._config.upstream_ca:
+                context.load_verify_locations(file)
             context.minimum_version = ssl.TLSVersion.TLSv1_3 if tls_min == "1.3" else ssl.TLSVersion.TLSv1_2
             context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
             context.set_alpn_protocols(["http/1.1"])

@@ -1,6 +1,7 @@
 """The bodies of `hatchway up` and `hatchway down`."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hatchway.broker import environment
 from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.supervisor import folder
 from hatchway.supervisor.settings import Settings
@@ -18,7 +20,11 @@ DOWN_WITHIN_S = 120.0
 
 
 def up(settings: Settings, *, detach: bool, as_json: bool) -> int:
-    """Starts the service; returns the exit status. With `detach` it returns when the service is ready."""
+    """Starts the service; returns the exit status. With `detach` it returns when the service is ready.
+
+    Where the environment has secrets that are the broker's, this becomes a new program without them first.
+    """
+    settings = dataclasses.replace(settings, broker_environment=environment.hand_over(settings.lending.taken))
     if not detach:
         return _serve(settings, _Printer(as_json))
     reading, writing = os.pipe()

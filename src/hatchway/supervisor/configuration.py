@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from hatchway.domain import archive_policy, egress_settings, vmm_policy
+from hatchway.domain import archive_policy, broker_settings, egress_settings, vmm_policy
 from hatchway.domain.archive_policy import ArchivePolicy
+from hatchway.domain.broker_settings import BrokerSettings
 from hatchway.domain.checking import explain
 from hatchway.domain.egress_settings import EgressSettings
 from hatchway.domain.errors import Forbidden, HatchwayError, Unprocessable
@@ -77,6 +78,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     vmm: VmmPolicy = vmm_policy.DEFAULT
     archives: ArchivePolicy = archive_policy.DEFAULT
     egress: EgressSettings = egress_settings.DEFAULT
+    broker: BrokerSettings = broker_settings.DEFAULT
 
 
 def find(named: Path | None, data_dir: Path) -> Path | None:
@@ -181,7 +183,27 @@ def settings(
         port_domains=file.port_domains,
         archives=file.archives,
         egress=_located(file.egress, folder),
+        lending=_lending(file.broker, folder),
     )
+
+
+def _lending(broker: BrokerSettings, folder: Path) -> BrokerSettings:
+    """Paths of files from the settings file's folder on."""
+
+    def at(path: str | None) -> str | None:
+        return None if path is None else str(folder / path)
+
+    vaults = {
+        name: msgspec.structs.replace(
+            one,
+            token_file=at(one.token_file),
+            role_id_file=at(one.role_id_file),
+            secret_id_file=at(one.secret_id_file),
+            ca_file=at(one.ca_file),
+        )
+        for name, one in broker.vaults.items()
+    }
+    return msgspec.structs.replace(broker, master_key_file=at(broker.master_key_file), vaults=vaults)
 
 
 def _located(egress: EgressSettings, folder: Path) -> EgressSettings:

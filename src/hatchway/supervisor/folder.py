@@ -24,6 +24,7 @@ def prepare(settings: Settings) -> None:
         (settings.node, ids.node, 0o700),
         (settings.audit, ids.audit, 0o700),
         (settings.broker, ids.broker, 0o700),
+        (settings.secrets, ids.broker, 0o700),
         (settings.log, os.geteuid(), 0o755),
     ]
     for folder, owner, mode in rooms:

@@ -67,10 +67,13 @@ def _broker_role(settings: Settings) -> Role:
     legs = folder.listen_unix(
         run_dir / broker.LEG_SOCKET, socket.SOCK_STREAM, ids.broker, _group(settings, ids.gateways_group)
     )
-    trusted = _trusted(settings)
+    trusted, lending = _trusted(settings), settings.lending
+    files = [lending.master_key_file]
+    for one in lending.vaults.values():
+        files += [one.token_file, one.role_id_file, one.secret_id_file, one.ca_file]
 
     def body(ready: Callable[[], None]) -> None:
-        from hatchway.broker.main import BrokerConfig, run
+        from hatchway.broker.main import BrokerConfig, Lent, VaultServer, run
 
         config = BrokerConfig(
             folder=settings.broker,
@@ -79,9 +82,35 @@ def _broker_role(settings: Settings) -> Role:
             egress_uids=ids.egress,
             audit=run_dir / audit.SOCKET,
             audit_uid=ids.audit,
-            upstream_ca=trusted[0] if trusted else None,
+            upstream_ca=trusted,
             proxies=frozenset(proxy.url for proxy in settings.egress.proxies.values()),
             reachable=tuple(service.network for service in settings.egress.host_services),
+            environment=settings.broker_environment,
+            master_key_file=_path(lending.master_key_file),
+            master_key_variable=lending.master_key_variable,
+            variables={
+                name: Lent(projects=frozenset(one.projects), hosts=one.hosts) for name, one in lending.variables.items()
+            },
+            files_folder=settings.secrets,
+            files={
+                name: Lent(projects=frozenset(one.projects), hosts=one.hosts) for name, one in lending.files.items()
+            },
+            vaults={
+                name: VaultServer(
+                    address=one.address,
+                    paths=one.paths,
+                    hosts=one.hosts,
+                    namespace=one.namespace,
+                    token_file=_path(one.token_file),
+                    role_id_file=_path(one.role_id_file),
+                    secret_id_file=_path(one.secret_id_file),
+                    auth_mount=one.auth_mount,
+                    ca_file=_path(one.ca_file),
+                    refresh_s=one.refresh_s,
+                    within_s=one.within_s,
+                )
+                for name, one in lending.vaults.items()
+            },
         )
         run(config, rpc=rpc, legs=legs, ready=ready, alive=ready)
 
@@ -91,7 +120,8 @@ def _broker_role(settings: Settings) -> Role:
         settings.log / "broker.log",
         body=body,
         sockets=(rpc, legs),
-        needs=(settings.broker, settings.run, *trusted),
+        descriptors=() if settings.broker_environment is None else (settings.broker_environment,),
+        needs=(settings.broker, settings.run, *trusted, *(Path(file) for file in files if file is not None)),
         groups=() if ids.rootless else (ids.audit,),
     )
 
@@ -150,6 +180,10 @@ def _of_host() -> list[str]:
             except ValueError:
                 continue
     return found[:MAX_NAME_SERVERS]
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def _trusted(settings: Settings) -> tuple[Path, ...]:

@@ -39,6 +39,8 @@ class Role:
     role that is exec'ed."""
     argv: tuple[str, ...] = ()
     sockets: tuple[socket.socket, ...] = ()
+    descriptors: tuple[int, ...] = ()
+    """Further ones that it keeps."""
     needs: tuple[Path, ...] = ()
     """Folders that the role must reach after it dropped its privileges."""
     groups: tuple[int, ...] = ()
@@ -129,7 +131,7 @@ class Role:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != supervisor:  # it died before
             os._exit(1)
-        kept = {0, 1, 2, ready_fd, *(sock.fileno() for sock in self.sockets)}
+        kept = {0, 1, 2, ready_fd, *(sock.fileno() for sock in self.sockets), *self.descriptors}
         for number in map(int, os.listdir("/proc/self/fd")):
             if number not in kept:
                 try:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hatchway.domain import archive_policy, egress_settings, vmm_policy
+from hatchway.domain import archive_policy, broker_settings, egress_settings, vmm_policy
 from hatchway.domain.archive_policy import ArchivePolicy
+from hatchway.domain.broker_settings import BrokerSettings
 from hatchway.domain.egress_settings import USUAL_SHARDS, EgressSettings
 from hatchway.domain.errors import Unavailable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
@@ -105,6 +106,10 @@ class Settings:
     """Domains under which the ports of sandboxes have names; the first one is told to clients."""
     archives: ArchivePolicy = archive_policy.DEFAULT
     egress: EgressSettings = egress_settings.DEFAULT
+    lending: BrokerSettings = broker_settings.DEFAULT
+    """What the broker lends of the operator's own secrets."""
+    broker_environment: int | None = None
+    """Descriptor with the environment variables that are the broker's alone; this process has them no more."""
     metrics_token: Path | None = None
     """File with the token that /metrics is read with; None: in development programs of this machine may, in production nobody."""
     bake: bool = True
@@ -163,6 +168,11 @@ class Settings:
     def broker(self) -> Path:
         """The broker's own: sealed secrets."""
         return self.data_dir / "broker"
+
+    @property
+    def secrets(self) -> Path:
+        """Files with secrets that the operator lends."""
+        return self.broker / "secrets"
 
     @property
     def images(self) -> Path:

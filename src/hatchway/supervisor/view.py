@@ -42,7 +42,11 @@ def open_to_role(paths: Iterable[Path]) -> None:
         _mount("tmpfs", str(closed), "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=1m")
         for path in inside:
             if not path.exists():  # a path inside another one is there already
-                path.mkdir(parents=True, mode=0o755)
+                if stat.S_ISDIR(os.fstat(opened[path]).st_mode):
+                    path.mkdir(parents=True, mode=0o755)
+                else:
+                    path.parent.mkdir(parents=True, mode=0o755, exist_ok=True)
+                    path.touch()
                 _mount(f"/proc/self/fd/{opened[path]}", str(path), None, MS_BIND | MS_REC, None)
             os.close(opened[path])
 
