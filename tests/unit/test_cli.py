@@ -82,7 +82,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_help_names_every_bench() -> None:
-    named = hatchway("bench", "--help", COLUMNS="200").stdout
+    named = hatchway("bench", "--help", COLUMNS="300").stdout
     assert f"[{'|'.join(BENCHES)}]..." in named
 
 
