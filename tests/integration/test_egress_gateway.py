@@ -542,13 +542,13 @@ async def test_n26_buffers_are_divided_among_the_flows_of_a_sandbox(ground: Grou
     await ground.internet.site("db.example", port=5432)
     gateway = ground.open(spec(rule("db", "db.example", **TCP), limits={"buffer": 1 << 20}))
     whole = gateway.room
-    assert whole == 512 * 1024
+    assert whole == 256 * 1024
     address = await ground.resolve("db.example")
     talks = [await _talk(ground, address) for _ in range(20)]
     assert gateway.room <= (1 << 20) // (2 * 20)
     for flow in gateway._flows:
         for stream in (flow._client, *flow._upstreams):
-            assert stream._transport.max_size + stream._water <= gateway.room
+            assert len(stream.get_buffer(-1)) + stream._water <= gateway.room
     for _, writer in talks:
         writer.close()
     await ground.until(lambda: not gateway.status().flows)
@@ -617,3 +617,25 @@ async def test_a_request_that_comes_octet_by_octet_is_read(ground: Ground):
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
     writer.close()
     assert site.connections == 1
+
+
+async def test_d01_a_rule_may_take_a_request_in_clear_home_by_its_host(ground: Ground):
+    site = await ground.internet.site("index.example", port=80, handler=web)
+    home = rule("index", "index.example", **CLEAR)
+    home["resolve"]["rehome"] = True
+    ground.open(spec(home, rule("other", "other.example", **CLEAR)))
+    for head, status in (
+        (b"Host: index.example", b"200"),
+        (b"hOST:INDEX.example:80", b"200"),
+        (b"Host: index.example\r\nHost: evil.example", b"400"),
+    ):
+        reader, writer = await ground.connect("93.184.216.34", 80)
+        writer.write(b"GET / HTTP/1.1\r\n" + head + b"\r\n\r\n")
+        async with asyncio.timeout(20):
+            assert (await reader.readuntil(b"\r\n")).split(b" ")[1] == status
+        writer.close()
+    for name in (b"other.example", b"evil.example", b"93.184.216.34"):
+        reader, writer = await ground.connect("93.184.216.34", 80)
+        writer.write(b"GET / HTTP/1.1\r\nHost: " + name + b"\r\n\r\n")
+        assert await is_reset(reader, writer)
+    assert site.connections == 2

@@ -12,6 +12,7 @@ with it. What is dialled is the name of the rule, resolved by us. `Flow` is the 
 
 import asyncio
 import logging
+import re
 import socket
 import ssl
 import time
@@ -24,7 +25,7 @@ from hatchway.domain.policy.verdicts import Action, Protocol, Request, TlsMode, 
 from hatchway.domain.policy.verdicts import Flow as Connection
 from hatchway.egress import tls
 from hatchway.egress.asks import TooManyAsks
-from hatchway.egress.client_hello import ClientHello, HelloReader, Malformed
+from hatchway.egress.client_hello import MAX_HELLO, ClientHello, HelloReader, Malformed, host_name
 from hatchway.egress.http.seam import FlowError, Stream, StreamLost
 from hatchway.egress.streams import TcpStream, relay
 from hatchway.egress.synthetic import is_synthetic
@@ -45,6 +46,7 @@ IDLE_S = 7200.0
 DENIED_WITHIN_S = 15.0
 """For telling a client why its connection is denied."""
 _ALPN = {"1.1": "http/1.1", "2": "h2"}
+_HOST = re.compile(rb"\r\nhost:[ \t]*([a-z0-9.-]{1,254})(?::[0-9]{1,5})?[ \t]*\r\n", re.IGNORECASE)
 _UPPER = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 log = logging.getLogger(__name__)
@@ -246,15 +248,15 @@ class Flow:
         return name
 
     async def _rehomed(self, client: TcpStream) -> str:
-        """The name that the ClientHello says, where a rule takes it whatever address was connected to; the address itself otherwise."""
+        """The name that the ClientHello or `Host` says, where a rule takes it whatever address was connected to; the address itself otherwise."""
         connection = Connection(address=self.address, port=self.port)
         if self.gateway.policy.connect(connection, self.gateway.now()).action is not Action.DENY:
             return self.address
         try:
             hello = await self._hello(client)
-        except Denied:
+            name = await _host_in_clear(client) if hello is None else hello.server_name
+        except (Denied, TimeoutError):
             return self.address
-        name = None if hello is None else hello.server_name
         if name is None or not self.gateway.policy.rehomes(name, self.port, self.gateway.now()):
             return self.address
         return name
@@ -640,6 +642,27 @@ async def join(one: Stream, other: Stream) -> None:
         other.abort()
     one.close()
     other.close()
+
+
+async def _host_in_clear(client: TcpStream) -> str | None:
+    """The name in the first `Host` of a request in clear, which is put back. HTTP reads it strictly, and refuses what names another."""
+    read = bytearray()
+    try:
+        async with asyncio.timeout(PEEK_WITHIN_S):
+            while b"\r\n\r\n" not in read and len(read) < MAX_HELLO:
+                came = await client.read()
+                if not came:
+                    break
+                read += came
+    finally:
+        client.unread(bytes(read))
+    found = _HOST.search(read)
+    if found is None:
+        return None
+    try:
+        return host_name(found[1])
+    except Malformed:
+        return None
 
 
 def _destination(sock: socket.socket) -> tuple[str, int]:

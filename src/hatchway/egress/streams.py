@@ -13,7 +13,7 @@ from hatchway.egress.http.seam import StreamLost
 
 HIGH_WATER = 64 * 1024
 """Octets that may wait in either direction before the side that sends is stopped; fewer where a sandbox has many streams."""
-MAX_RECEIVED = 256 * 1024
+MAX_RECEIVED = 128 * 1024
 """Octets that are taken from the kernel at once, at most."""
 CLOSE_WITHIN_S = 10.0
 LINGER_S = 2.0
@@ -23,7 +23,7 @@ LINGER_BYTES = 1024 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-_landing = memoryview(bytearray(128 * 1024))
+_landing = memoryview(bytearray(MAX_RECEIVED))
 """Where the octets of any connection arrive, to be copied at once: a buffer of its own for each read costs more than the read."""
 
 
@@ -35,6 +35,7 @@ class TcpStream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._counted = counted
         self._water = HIGH_WATER
+        self._at_once = MAX_RECEIVED
         self._room = room
         self._chunks: list[bytes] = []
         self._size = 0
@@ -63,7 +64,7 @@ class TcpStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Part of asyncio's protocol."""
-        return _landing
+        return _landing if self._at_once == MAX_RECEIVED else _landing[: self._at_once]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Part of asyncio's protocol."""
@@ -218,10 +219,9 @@ class TcpStream(asyncio.BufferedProtocol):
         """How many octets may be held for one direction of this stream: what waits, and one piece from the kernel."""
         self._room = room
         self._water = min(HIGH_WATER, room // 2)
+        self._at_once = min(MAX_RECEIVED, room // 2)
         if self._transport is not None and not self._lost:
             self._transport.set_write_buffer_limits(high=self._water)
-            if hasattr(self._transport, "max_size"):  # of asyncio's selector transports: what one `recv` asks for
-                self._transport.max_size = min(MAX_RECEIVED, room // 2)
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Calls back once when the transport is gone, at once when it is already."""

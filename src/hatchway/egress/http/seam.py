@@ -38,7 +38,7 @@ class Stream(Protocol):
     """One end of a byte stream, in clear whatever lies under it. One task reads, one writes; they may be two."""
 
     async def read(self) -> bytes:
-        """Returns what has arrived (at least one octet, at most 256 KiB), or `b""` for good after the peer's proper end.
+        """Returns what has arrived (at least one octet, at most some 256 KiB), or `b""` for good after the peer's proper end.
 
         Raises `StreamLost` when the stream ended in any other way. The peer is stopped while more than 64 KiB wait here.
         """
