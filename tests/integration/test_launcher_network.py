@@ -8,15 +8,17 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launcher_harness import Site, python_for_anybody, record_of, site, until
+from launcher_harness import Site, build, python_for_anybody, record_of, site, until
 from slot_harness import Guest, inside
 
 from hatchway.bench.options import Options
 from hatchway.bench.slots import slots
 from hatchway.domain.ids import new_id
+from hatchway.node.egress.drops import Drops
 from hatchway.node.vmm.seam import LaunchRefused
 from hatchway.wire.launcher import VmRecord
 
@@ -79,6 +81,11 @@ async def test_listeners_are_refused_for_what_has_none(here: Site) -> None:
     with pytest.raises(LaunchRefused) as refused:
         await here.client.listeners(vm.sandbox_id, 5)
     assert refused.value.code == "unknown"
+    assert (await here.client.dropped(vm.sandbox_id)).packets["source"] == 0  # it is kept until the VM is forgotten
+    await here.client.forget_vm(vm.sandbox_id)
+    with pytest.raises(LaunchRefused) as refused:
+        await here.client.dropped(vm.sandbox_id)
+    assert refused.value.code == "unknown"
 
 
 async def test_connections_wait_while_launcher_and_node_are_gone(here: Site) -> None:
@@ -138,6 +145,37 @@ async def until_restored(here: Site, vm: VmRecord, times: int) -> None:
     async with asyncio.timeout(30):
         while (await here.client.dropped(vm.sandbox_id)).restored < times:
             await asyncio.sleep(0.01)
+
+
+async def test_what_is_dropped_becomes_records(here: Site, tmp_path: Path) -> None:
+    vm = await here.start_vm()
+    told: list[tuple[str, str, int]] = []
+    drops = Drops(here.client, lambda entry: told.append((entry.kind, entry.reason, entry.count)))
+    machine = Machine(vm.sandbox_id, "p", vm.generation, tmp_path)
+    with await Guest.of(here, vm) as guest:
+        for _ in range(3):
+            guest.frame(guest.syn("203.0.113.9", 80, source="192.0.2.1"))
+        guest.ask("203.0.113.9", 4444, b"x", port=443)
+        await guest.connect("203.0.113.9", 80)  # and what came before it was judged
+        await drops.look(machine)
+        assert told == [("egress.frames", "source", 3), ("egress.frames", "udp", 1)]
+        inside(vm, "nft", "flush", "ruleset")
+        await until_restored(here, vm, 1)
+        guest.frame(guest.syn("203.0.113.9", 80, source="192.0.2.1"))
+        await guest.connect("203.0.113.9", 81)
+    await here.client.kill_vm(vm.sandbox_id)
+    await drops.last(machine)
+    assert told[2:] == [("egress.rules", "rules_changed", 1), ("egress.frames", "source", 1)]
+
+
+@dataclass
+class Machine:
+    """What the node knows of a sandbox, as far as its drops go."""
+
+    sandbox_id: str
+    project: str
+    generation: int
+    folder: Path
 
 
 async def test_a_network_whose_rules_cannot_be_put_back_stays_down(here: Site) -> None:
@@ -221,7 +259,8 @@ async def test_without_root_a_network_is_the_same_where_the_device_may_be_opened
         await here.clean_up()
 
 
-def test_the_bench_of_slots_measures_both(tmp_path: Path) -> None:
+def test_the_bench_of_slots_measures_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HATCHWAY_LIBEXEC", str(build()))
     made, claimed = slots(Options(tmp_path, runs=1))
     assert (made.metric, claimed.metric, claimed.floor) == ("slot_made", "slot_claimed", made.value)
     assert claimed.value > 0

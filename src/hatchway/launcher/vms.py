@@ -142,7 +142,7 @@ class Vms:
         self._use_network(sandbox_id, generation, answer, reply)
 
     def dropped(self, sandbox_id: str, reply: Reply) -> None:
-        """Answers with what the rules of a VM's network dropped."""
+        """Answers with what the rules of a VM's network dropped, also after its end, until it is forgotten."""
 
         def answer(watch: Watch) -> None:
             reply(Dropped(packets=watch.network.dropped(), restored=watch.restored))
@@ -154,7 +154,8 @@ class Vms:
     ) -> None:
         checks.check_id(sandbox_id)
         vm = self._vms.get(sandbox_id)
-        if vm is None or not vm.alive or generation not in (None, vm.record.generation):
+        lives = vm is not None and vm.alive and vm.record.generation == generation
+        if vm is None or not (lives or generation is None):
             raise Refused("unknown", "no VM of this id and generation lives")
         self._networks.use(sandbox_id, answer, lambda why: reply(why.answer()))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from starlette.routing import Route
 
+from hatchway.audit.client import AuditClient
 from hatchway.domain import vmm_policy
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
@@ -46,6 +47,7 @@ from hatchway.node.vmm import choice
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.seam import VmmError
 from hatchway.node.waking import Waker
+from hatchway.wire import audit
 from hatchway.wire.ballast import Ballast
 from hatchway.wire.metrics import MetricsAccess, turn
 from hatchway.wire.small_files import replace_file
@@ -139,6 +141,10 @@ async def _run(
     baker = Baker(driver, launcher, config.folder / "baked", network=network)
     gateways = Gateways(config.run_dir, config.shards, launcher, network=network)
     gateways.on_asked, gateways.on_ask_ended = events.asked, events.ask_ended
+    journal = AuditClient(config.run_dir / audit.SOCKET, "node") if config.shards else None
+    if journal is not None:
+        journal.start()
+        gateways.record_drops(journal.record)
     context = Context(
         root=root,
         host_boot_id=_host_boot_id(),
@@ -222,6 +228,8 @@ async def _run(
     await sessions.close()
     await sandboxes.release()
     await gateways.close()
+    if journal is not None:
+        await journal.close()
     if context.keeper is not None:
         await context.keeper.close()
 

@@ -21,7 +21,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     """One thing that happened. The writer adds sequence, hash of the one before, and its own."""
 
     kind: str
-    """`area.what`: `egress.connection egress.request egress.dns egress.frames egress.policy approval.asked approval.answered credential.used
+    """`area.what`: `egress.connection egress.request egress.dns egress.frames egress.rules egress.policy approval.asked approval.answered credential.used
     credential.leased credential.revoked sandbox.<verb> session.created files.read files.written port.opened token.issued key.refused key.made
     policy.changed …`."""
     time: float

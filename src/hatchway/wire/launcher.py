@@ -99,7 +99,10 @@ class Listeners(Asked, frozen=True, kw_only=True, tag="listeners"):
 
 
 class Counters(Asked, frozen=True, kw_only=True, tag="counters"):
-    """Asks what the rules of a VM's network slot dropped. Answer: `Dropped`. Errors: `unknown`, `no_network`."""
+    """Asks what the rules of a VM's network slot dropped, also after its end, until it is forgotten. Answer: `Dropped`.
+
+    Errors: `unknown`, `no_network`.
+    """
 
     sandbox_id: str
 

@@ -57,7 +57,7 @@ class Gateway:
         self.sandbox_id = sandbox_id
         self.project = project
         self.generation = generation
-        self._folder = folder
+        self.folder = folder
         self._lock = asyncio.Lock()
         self._identity = Identity()
         self._kept = Identity()
@@ -103,7 +103,7 @@ class Gateway:
     def recall(self, *, running: bool) -> None:
         """After a restart of the node: what was kept of it. `running`: it is served as soon as its shard is there, as it was."""
         try:
-            self._identity = identity.read(self._folder)
+            self._identity = identity.read(self.folder)
             self._bound = bindings.of(self._identity.egress)
         except (OSError, HatchwayError) as error:
             self._identity, self._bound = Identity(), ()
@@ -227,6 +227,7 @@ class Gateway:
             return
         async with self._lock:
             self.wanted = False
+            await self._all.last_of(self)
             await self._revoke()
             await self._quietly("gateway.close")
             self._opened, self._certificate, self.delivered = None, "", Trust()
@@ -277,8 +278,8 @@ class Gateway:
 
     def _keep(self, changed: Identity) -> None:
         if changed != self._kept:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            identity.write(self._folder, changed)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            identity.write(self.folder, changed)
             self._kept = changed
         self._identity = changed
 

@@ -13,12 +13,14 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.errors import HatchwayError, NotFound, Unavailable
+from hatchway.node.egress.drops import Drops
 from hatchway.node.egress.gateway import Gateway
 from hatchway.node.egress.leases import Leases
 from hatchway.node.egress.links import Link
 from hatchway.node.vmm import seqpacket
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.wire import broker, egress
+from hatchway.wire.audit import Entry
 from hatchway.wire.egress import (
     AskAnswer,
     Asked,
@@ -61,6 +63,8 @@ class Gateways:
         self._gateways: dict[str, Gateway] = {}
         self._asks: dict[str, tuple[Asked, int]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._drops: Drops | None = None
+        self._watching: asyncio.Task[None] | None = None
         self.on_asked: Callable[[Asked], None] = lambda asked: None
         self.on_ask_ended: Callable[[AskEnded], None] = lambda ended: None
         for number, link in enumerate(self._shards):
@@ -77,10 +81,23 @@ class Gateways:
             link.start()
         self.leases.start()
 
+    def record_drops(self, record: Callable[[Entry], None]) -> None:
+        """From now on what the slots drop is recorded."""
+        self._drops = Drops(self._launcher, record)
+        machines = self._drops.run(lambda: [one for one in self._gateways.values() if one.wanted])
+        self._watching = asyncio.get_running_loop().create_task(machines)
+
+    async def last_of(self, gateway: Gateway) -> None:
+        """The machine of a sandbox ends: what its slot dropped, and is not recorded yet, is."""
+        if self._drops is not None:
+            await self._drops.last(gateway)
+
     async def close(self) -> None:
         """Lets go of everything; gateways and their flows go on without us."""
         for timer in self._timers.values():
             timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         await asyncio.gather(*(link.close() for link in self._shards), self.leases.close())
 
     def of(self, sandbox_id: str, project: str, generation: int, folder: Path) -> Gateway:

@@ -111,7 +111,10 @@ class LauncherClient:
         return fds
 
     async def dropped(self, sandbox_id: str) -> Dropped:
-        """Returns how many packets of the VM its slot's rules dropped, by reason. `LaunchRefused`: `unknown`, `no_network`."""
+        """Returns how many packets of the VM its slot's rules dropped, by reason, also after its end, until it is forgotten.
+
+        `LaunchRefused`: `unknown`, `no_network`.
+        """
         return await self._ask(Counters(sandbox_id=sandbox_id), Dropped)
 
     async def close(self) -> None:
