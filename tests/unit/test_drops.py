@@ -1,9 +1,11 @@
 """What slots dropped, as audit records: each packet in one of them, whatever is restarted, refused or put back meanwhile."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hatchway.domain.errors import Unavailable
+from hatchway.launcher.ruleset import DROPS
 from hatchway.node.egress.drops import NAME, Drops
 from hatchway.node.vmm.seam import LaunchRefused
 from hatchway.wire.audit import Entry
@@ -115,3 +117,9 @@ async def test_one_that_is_gone_or_has_a_spoiled_note_disturbs_nobody(tmp_path: 
     kernel.gone = False
     await drops.look(machine)
     assert journal.counted() == [("egress.frames", "mac", 1)]
+
+
+def test_every_reason_is_explained() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", page.partition("`reason` of `egress.frames`")[2], re.M)
+    assert dict(rows) == DROPS
