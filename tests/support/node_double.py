@@ -18,6 +18,7 @@ from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import ROLLBACK_TARGETS, VERBS, SnapshotKind, State, Verb, admits
 from hatchway.wire import node as wire
+from hatchway.wire.egress import AskAnswer, Asked
 from hatchway.wire.rpc import Connection
 
 Hook = Callable[[Any], Awaitable[None]]
@@ -55,7 +56,9 @@ class NodeDouble:
         """What may leave each sandbox, as was said last."""
         self.rejects: set[int] = set()
         """Revisions that its gateways refuse."""
-        self.answered: list[wire.AskAnswer] = []
+        self.asks: dict[str, Asked] = {}
+        """Requests of sandboxes that its gateways hold."""
+        self.answers: list[AskAnswer] = []
         self.vmm = "double"
         self.configured: wire.Configure | None = None
         self.sequence = time.time_ns() // 1000
@@ -107,6 +110,27 @@ class NodeDouble:
         """A session changes; who listens is told."""
         self.sessions[session_id] = msgspec.structs.replace(self.sessions[session_id], **changes)
         self.tell(wire.Event(session=self.sessions[session_id]))
+
+    def ask(self, sandbox_id: str, ask_id: str, **more: Any) -> Asked:
+        """A gateway holds a request; who listens, and who will, is told."""
+        now = time.time()
+        fields: dict[str, Any] = {
+            "project": self.boxes[sandbox_id].project,
+            "generation": self.boxes[sandbox_id].generation,
+            "rule": "writes",
+            "host": "index.example",
+            "port": 443,
+            "protocol": "http",
+            "method": "POST",
+            "path": "/upload",
+            "key": "index.example:443 POST /upload",
+            "asked_at": now,
+            "expires_at": now + 60.0,
+        }
+        asked = Asked(ask_id=ask_id, sandbox_id=sandbox_id, **{**fields, **more})
+        self.asks[ask_id] = asked
+        self.tell(wire.Event(asked=asked))
+        return asked
 
     def tell(self, event: wire.Event) -> None:
         """Sends an event to every control process that subscribed."""
@@ -165,6 +189,12 @@ class NodeDouble:
                 return wire.SandboxList(sandboxes=tuple(self.boxes.values()), sequence=self.sequence)
             case "events.subscribe":
                 self._listeners.add(connection)
+                for asked in self.asks.values():
+                    connection.notify("event", wire.Event(asked=asked))
+                return wire.Empty()
+            case "egress.answer":
+                self.answers.append(request)
+                self.asks.pop(request.ask_id, None)
                 return wire.Empty()
             case "sandbox.create":
                 return self._create(request)
@@ -181,9 +211,6 @@ class NodeDouble:
                 return wire.Empty()
             case "sandbox.egress":
                 return self._take(self._box(request), request.egress)
-            case "egress.answer":
-                self.answered.append(request)
-                return wire.Empty()
             case "sandbox.prepare":
                 return self._becomes(self._create(request), State.PAUSED)
             case "sandbox.claim":

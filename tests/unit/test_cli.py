@@ -56,6 +56,7 @@ COMMANDS = [
     "credentials",
     "doctor",
     "backup",
+    "approvals",
     "audit",
     "bench",
     "chaos",

@@ -32,7 +32,7 @@ from hatchway.client import (
 )
 
 NAMES = """
-AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal AuditHead AuditRecord BadAnswer BadGateway CommandFailed
+Approval AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal AuditHead AuditRecord BadAnswer BadGateway CommandFailed
 Conflict ConnectionFailed Credential EffectivePolicy End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
 Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits Misdirected
 NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Policy Pool Project RangeUnsatisfiable Result Sandbox
@@ -62,6 +62,7 @@ METHODS = {
     "Credentials": "delete get list put",
     "Projects": "create delete get list update",
     "Tokens": "list revoke revoke_all",
+    "Approvals": "allow deny get list",
     "Audit": "export follow head list",
     "Archives": "delete export fetch get list load load_from",
 }

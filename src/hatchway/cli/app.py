@@ -3,6 +3,7 @@
 import typer
 
 from . import (
+    approvals,
     archives,
     audit,
     changes,
@@ -49,5 +50,6 @@ for room in (
     roles,
     journal,
     audit,
+    approvals,
 ):
     room.register(app)

@@ -41,6 +41,15 @@ Template = Annotated[
 Isolation = Annotated[
     str | None, typer.Option("--require-isolation", metavar="hardware|emulated", help="Of every sandbox.")
 ]
+Approval = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--approval",
+        metavar="VERB",
+        help="delete, rollback or export waits for consent (`hatchway approvals`); repeated. `none` takes all away.",
+        show_default=False,
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -83,6 +92,7 @@ def create(
     cap: Cap = None,
     template: Template = None,
     require_isolation: Isolation = None,
+    approval: Approval = None,
 ) -> None:
     """Make a project. `hatchway keys create --project` makes its keys."""
     made = front.client.projects.create(
@@ -91,6 +101,7 @@ def create(
         templates=template,
         quotas=_bounds(quota, QUOTAS, "--quota"),
         caps=_bounds(cap, CAPS, "--cap"),
+        approvals=_verbs(approval),
     )
     _show(front, made)
 
@@ -103,6 +114,7 @@ def change(
     cap: Cap = None,
     template: Template = None,
     require_isolation: Isolation = None,
+    approval: Approval = None,
 ) -> None:
     """Change what is given and leave the rest as it is. NAME= without a number takes a bound away."""
     client = front.client.projects
@@ -113,6 +125,7 @@ def change(
         templates=template,
         quotas=None if quota is None else _bounds(quota, QUOTAS, "--quota", before.quotas),
         caps=None if cap is None else _bounds(cap, CAPS, "--cap", before.caps),
+        approvals=_verbs(approval),
     )
     _show(front, changed)
 
@@ -169,6 +182,10 @@ def _list(front: Front) -> None:
         for one in found
     ]
     print_table(("PROJECT", "STATE", "CREATED", "ISOLATION", "TEMPLATES", "BOUNDS"), rows)
+
+
+def _verbs(given: list[str] | None) -> list[str] | None:
+    return [] if given == ["none"] else given
 
 
 def _named(caps: "Mapping[str, float]") -> dict[str, int]:

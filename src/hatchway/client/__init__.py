@@ -38,6 +38,7 @@ from .errors import (
 )
 from .events import End, Exit, Gap, Output, SessionEvent, Started, StreamName, Usage
 from .models import (
+    Approval,
     AuditHead,
     AuditRecord,
     Credential,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from .terminal import Terminal
 
 __all__ = [
+    "Approval",
     "AsyncFiles",
     "AsyncForward",
     "AsyncHatchway",

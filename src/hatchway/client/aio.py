@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from . import calls, policycalls, streams
 from .aarchives import AsyncArchives
 from .acredentials import AsyncCredentials
-from .aoversight import AsyncAudit
+from .aoversight import AsyncApprovals, AsyncAudit
 from .apolicies import AsyncPolicies
 from .arecords import AsyncKeys, AsyncOperations, AsyncPools, AsyncSnapshots, AsyncTemplates, all_of
 from .atenancy import AsyncProjects, AsyncTokens
@@ -64,6 +64,7 @@ class AsyncHatchway:
         self.projects = AsyncProjects(self._driver)
         self.tokens = AsyncTokens(self._driver)
         self.audit = AsyncAudit(self._driver)
+        self.approvals = AsyncApprovals(self._driver)
         self.archives = AsyncArchives(self._driver)
 
     def events(self, after: str | None = None) -> AsyncIterator[ServiceEvent]:

@@ -1,11 +1,11 @@
-"""What happened, for asyncio: `AsyncHatchway.audit`. `oversight` has the same for blocking code."""
+"""What happened, and what waits for consent, for asyncio: `AsyncHatchway.audit`, `AsyncHatchway.approvals`. `oversight` has the same for blocking code."""
 
 from collections.abc import AsyncIterator, Sequence
 
 from . import oversightcalls
 from .arecords import all_of
 from .atransport import AsyncDriver
-from .models import AuditHead, AuditRecord
+from .models import Approval, AuditHead, AuditRecord
 
 
 class AsyncAudit:
@@ -60,3 +60,31 @@ class AsyncAudit:
     async def head(self) -> AuditHead:
         """Tells where the journal is: what to note elsewhere, with the public key, so that a check can be pinned to it."""
         return await self._driver.run(oversightcalls.audit_head())
+
+
+class AsyncApprovals:
+    """What waits for somebody's consent: requests that a policy asks about, and operations that the project lets nobody do alone."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+
+    def list(self, *, states: Sequence[str] = (), sandbox: str | None = None) -> AsyncIterator[Approval]:
+        """Iterates over approvals, newest first, page by page. `states`: of `pending allowed denied ended`, without it all."""
+        return all_of(self._driver, oversightcalls.approvals(states, sandbox))
+
+    async def get(self, approval_id: str) -> Approval:
+        """Returns the approval with this id; raises `NotFound`."""
+        return await self._driver.run(oversightcalls.get_approval(approval_id))
+
+    async def allow(
+        self, approval_id: str, *, scope: str = "once", ttl: float | None = None, note: str = ""
+    ) -> Approval:
+        """Lets it go on: this once, for the `session` (until the sandbox stops or its policy changes), or with the scope `ttl` for so many seconds.
+
+        Raises `Conflict` (`already_answered approval_over`).
+        """
+        return await self._driver.run(oversightcalls.answer_approval(approval_id, "allow", scope, ttl, note))
+
+    async def deny(self, approval_id: str, *, note: str = "") -> Approval:
+        """Refuses it. Raises `Conflict` (`already_answered approval_over`)."""
+        return await self._driver.run(oversightcalls.answer_approval(approval_id, "deny", "once", None, note))

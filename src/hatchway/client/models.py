@@ -400,6 +400,8 @@ class Project(_Record, frozen=True, kw_only=True):
     """Those that may be used; None: all."""
     quotas: dict[str, int] = {}
     caps: dict[str, float] = {}
+    approvals: tuple[str, ...] = ()
+    """Verbs that wait for somebody's consent."""
     usage: dict[str, int] | None = None
 
 
@@ -427,6 +429,32 @@ class AuditRecord(_Record, frozen=True, kw_only=True):
     number: int = 0
     previous: str = ""
     hash: str = ""
+
+
+class Approval(_Record, frozen=True, kw_only=True):
+    """Something that waits for somebody's consent, or did. `request` says what: `rule host port protocol method path reason`, or `verb` and its arguments."""
+
+    id: str
+    kind: str = ""
+    """`egress` (a request of a sandbox) or `operation`."""
+    state: str = ""
+    """`pending allowed denied ended`."""
+    sandbox_id: str = ""
+    operation: str | None = None
+    key: str = ""
+    """What an answer for longer than once holds for."""
+    request: dict[str, Any] = {}
+    scope: str | None = None
+    ttl_s: float | None = None
+    note: str = ""
+    approver: str | None = None
+    """Id of the key that answered."""
+    delivered: bool = False
+    why: str | None = None
+    """How it ended without an answer: `timeout client_gone policy_changed closed …`."""
+    created_at: float | None = None
+    expires_at: float | None = None
+    answered_at: float | None = None
 
 
 class AuditHead(_Record, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
-"""What happened, for blocking code: `Hatchway.audit`. `aoversight` has the same for asyncio."""
+"""What happened, and what waits for consent, for blocking code: `Hatchway.audit`, `Hatchway.approvals`. `aoversight` has the same for asyncio."""
 
 from collections.abc import Iterator, Sequence
 
 from . import oversightcalls
-from .models import AuditHead, AuditRecord
+from .models import Approval, AuditHead, AuditRecord
 from .records import all_of
 from .transport import SyncDriver
 
@@ -60,3 +60,29 @@ class Audit:
     def head(self) -> AuditHead:
         """Tells where the journal is: what to note elsewhere, with the public key, so that a check can be pinned to it."""
         return self._driver.run(oversightcalls.audit_head())
+
+
+class Approvals:
+    """What waits for somebody's consent: requests that a policy asks about, and operations that the project lets nobody do alone."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+
+    def list(self, *, states: Sequence[str] = (), sandbox: str | None = None) -> Iterator[Approval]:
+        """Iterates over approvals, newest first, page by page. `states`: of `pending allowed denied ended`, without it all."""
+        return all_of(self._driver, oversightcalls.approvals(states, sandbox))
+
+    def get(self, approval_id: str) -> Approval:
+        """Returns the approval with this id; raises `NotFound`."""
+        return self._driver.run(oversightcalls.get_approval(approval_id))
+
+    def allow(self, approval_id: str, *, scope: str = "once", ttl: float | None = None, note: str = "") -> Approval:
+        """Lets it go on: this once, for the `session` (until the sandbox stops or its policy changes), or with the scope `ttl` for so many seconds.
+
+        Raises `Conflict` (`already_answered approval_over`).
+        """
+        return self._driver.run(oversightcalls.answer_approval(approval_id, "allow", scope, ttl, note))
+
+    def deny(self, approval_id: str, *, note: str = "") -> Approval:
+        """Refuses it. Raises `Conflict` (`already_answered approval_over`)."""
+        return self._driver.run(oversightcalls.answer_approval(approval_id, "deny", "once", None, note))

@@ -1,13 +1,13 @@
-"""What happened, as flows: which requests, where a broken transfer goes on, and what the answers mean. No I/O."""
+"""What happened, and what waits for consent, as flows: which requests, where a broken transfer goes on, and what the answers mean. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 import msgspec
 
-from .calls import Listing, decode, exchange
+from .calls import Listing, compact, decode, either, exchange, segment
 from .errors import BadAnswer, ConnectionFailed, Unavailable
-from .models import AuditHead, AuditRecord
+from .models import Approval, AuditHead, AuditRecord
 from .sse import Parser
 from .steps import Emit, Flow, Open, Read, Reply, Request, Stream
 from .streams import Patience, raise_for
@@ -100,6 +100,27 @@ def follow(wanted: Mapping[str, str], after: int | None) -> Stream[AuditRecord]:
                     yield Emit(record)
         except (ConnectionFailed, Unavailable) as error:
             yield patience.next_pause(error.cause)
+
+
+def approvals(states: Sequence[str], sandbox: str | None) -> Listing[Approval]:
+    """The approvals of the project that pass the filters."""
+    given = {"state": ",".join(states) or None, "sandbox": sandbox}
+    return Listing(
+        "/v1/approvals", "approvals", Approval, {n: value for n, value in given.items() if value is not None}
+    )
+
+
+def get_approval(approval_id: str) -> Flow[Approval]:
+    """Asks for one approval."""
+    reply = yield from exchange(Request("GET", f"/v1/approvals/{segment(approval_id)}"))
+    return either(reply.body, "approval", Approval)
+
+
+def answer_approval(approval_id: str, decision: str, scope: str, ttl_s: float | None, note: str) -> Flow[Approval]:
+    """Decides; the same answer twice is one."""
+    body = compact(decision=decision, scope=scope, ttl_s=ttl_s, note=note)
+    reply = yield from exchange(Request("POST", f"/v1/approvals/{segment(approval_id)}/answer", json=body))
+    return either(reply.body, "approval", Approval)
 
 
 class _Place(msgspec.Struct):

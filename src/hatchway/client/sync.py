@@ -25,7 +25,7 @@ from .models import (
     SessionInfo,
     Snapshot,
 )
-from .oversight import Audit
+from .oversight import Approvals, Audit
 from .policies import Policies
 from .reach import Reach, Scope, check_port, make_token, port_link, port_url
 from .records import Keys, Operations, Pools, Snapshots, Templates, all_of
@@ -65,6 +65,7 @@ class Hatchway:
         self.projects = Projects(self._driver)
         self.tokens = Tokens(self._driver)
         self.audit = Audit(self._driver)
+        self.approvals = Approvals(self._driver)
         self.archives = Archives(self._driver)
 
     def events(self, after: str | None = None) -> Iterator[ServiceEvent]:

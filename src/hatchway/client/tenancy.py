@@ -22,9 +22,13 @@ class Projects:
         templates: Sequence[str] | None = None,
         quotas: Mapping[str, int] | None = None,
         caps: Mapping[str, float] | None = None,
+        approvals: Sequence[str] | None = None,
     ) -> Project:
-        """Makes a project. What is not given is not bounded. Raises `Conflict("project_exists")`."""
-        body = tenancycalls.settings(require_isolation, templates, quotas, caps)
+        """Makes a project. What is not given is not bounded. `approvals`: verbs that wait for somebody's consent (`delete rollback export`).
+
+        Raises `Conflict("project_exists")`.
+        """
+        body = tenancycalls.settings(require_isolation, templates, quotas, caps, approvals)
         return self._driver.run(tenancycalls.create_project({"name": name, **body}))
 
     def get(self, name: str) -> Project:
@@ -43,9 +47,10 @@ class Projects:
         templates: Sequence[str] | None = None,
         quotas: Mapping[str, int] | None = None,
         caps: Mapping[str, float] | None = None,
+        approvals: Sequence[str] | None = None,
     ) -> Project:
-        """Changes what is given; `quotas` and `caps` replace all that was set. What is there goes on, even beyond a new bound."""
-        body = tenancycalls.settings(require_isolation, templates, quotas, caps)
+        """Changes what is given; `quotas`, `caps` and `approvals` replace all that was set. What is there goes on, even beyond a new bound."""
+        body = tenancycalls.settings(require_isolation, templates, quotas, caps, approvals)
         return self._driver.run(tenancycalls.change_project(name, body))
 
     def delete(self, name: str, *, force: bool = False) -> bool:

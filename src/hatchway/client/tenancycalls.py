@@ -77,6 +77,7 @@ def settings(
     templates: Sequence[str] | None,
     quotas: Mapping[str, int] | None,
     caps: Mapping[str, float] | None,
+    approvals: Sequence[str] | None = None,
 ) -> dict[str, object]:
     """Builds the body of a request about a project; what is None is left as it is."""
     return compact(
@@ -84,4 +85,5 @@ def settings(
         templates=None if templates is None else list(templates),
         quotas=None if quotas is None else dict(quotas),
         caps=None if caps is None else dict(caps),
+        approvals=None if approvals is None else list(approvals),
     )

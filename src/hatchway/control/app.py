@@ -13,6 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hatchway.control import (
+    approvals,
     archives,
     audit,
     credentials,
@@ -72,6 +73,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *policies.ENDPOINTS,
     *keys.ENDPOINTS,
     *projects.ENDPOINTS,
+    *approvals.ENDPOINTS,
     *audit.ENDPOINTS,
     *health.ENDPOINTS,
 )

@@ -61,6 +61,10 @@ class ControlConfig:
     database_password: str | None = field(default=None, repr=False)
     lease_s: float = 5.0
     """After so many seconds without a sign of life others take up what this process was doing."""
+    webhook_url: str | None = None
+    """Where requests for approval are told of; None: nowhere."""
+    webhook_secret: bytes = field(default=b"", repr=False)
+    """What its messages are signed with."""
     production: bool = False
     """Make no key for development, and start with none."""
     host: str = "127.0.0.1"

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,9 @@ from hatchway.control import metrics
 from hatchway.control.claims import Claims
 from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
 from hatchway.control.verbs import LOOK_WITHIN_S, carry_out
-from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unavailable, Unprocessable
+from hatchway.domain.errors import Conflict, HatchwayError, Internal, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State, Verb
-from hatchway.storage import ending, operations, projects, sandboxes
+from hatchway.storage import approvals, ending, operations, projects, sandboxes
 from hatchway.storage.database import Database
 from hatchway.storage.ending import Finished
 from hatchway.storage.rows import OperationRow, SandboxRow
@@ -48,6 +48,8 @@ class Live:
     phase: str = "accepted"
     progress: float | None = None
     started_at: float | None = None
+    due_from: float | None = None
+    """From when on its bound counts: its acceptance, or the consent that it waited for."""
     dirty: bool = False
     task: asyncio.Task[None] | None = None
     done: asyncio.Future[Finished | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -88,6 +90,8 @@ class Engine:
         self._closed = False
         self._elsewhere: dict[str, set[asyncio.Event]] = {}
         self.live: dict[str, Live] = {}
+        self.consent: Callable[[str], Awaitable[HatchwayError | None]] = _no_consent
+        """Waits until an operation may go on, given the id of its approval; returns the error where it may not."""
         self.on_released: Callable[[str], None] = lambda sandbox_id: None
         self.on_behind: Callable[[], None] = lambda: None
         """Called when an operation ended whose sandbox has not the newest revision of its policy in force."""
@@ -214,6 +218,11 @@ class Engine:
             await asyncio.wait([previous])
         turn = _Turn(self._slots)
         try:
+            refused = await self._refused(live)
+            if refused is not None:
+                ended = await self._database.write(ending.fail, live.operation, refused.as_dict(), None, None)
+                _finish(live, ended)
+                return
             await turn.take()
             live.started_at = time.time()
             self._note(live, "running")
@@ -221,11 +230,19 @@ class Engine:
             finished = await self._drive(live, sandbox, turn)
         finally:
             turn.give_back()
-        if finished is not None:
-            note_end(finished.operation)
-            if finished.sandbox.policy_applied != finished.sandbox.policy_revision:
-                self.on_behind()  # its policy changed while the node was at it
-        _resolve(live, finished)
+        if finished is not None and finished.sandbox.policy_applied != finished.sandbox.policy_revision:
+            self.on_behind()  # its policy changed while the node was at it
+        _finish(live, finished)
+
+    async def _refused(self, live: Live) -> HatchwayError | None:
+        """Waits for somebody's consent where that is needed; until then the operation has not begun, and can be cancelled."""
+        approval = live.operation.arguments.get(approvals.ARGUMENT)
+        if approval is None:
+            return None
+        live.phase = approvals.ARGUMENT
+        refused = await self.consent(str(approval))
+        live.due_from = time.time()
+        return refused
 
     async def _drive(self, live: Live, sandbox: SandboxRow, turn: _Turn) -> Finished | None:
         """Repeats the verb until the node has said how it ended."""
@@ -307,7 +324,7 @@ class Engine:
             turn.give_back()
             self._note(live, WAITING)
             await self._hand_over(live, sandbox)
-        left = live.operation.created_at + self._bound_s - time.time()
+        left = (live.due_from or live.operation.created_at) + self._bound_s - time.time()
         if live.operation.kind is Verb.DELETE:
             link = await self._nodes.wait(sandbox.node_id, within=self._bound_s)
             await turn.take()
@@ -417,6 +434,16 @@ def note_end(operation: OperationRow) -> None:
     metrics.operation(str(operation.kind), str(operation.status), seconds)
     code = "" if operation.error is None else f": {operation.error.get('code')}: {operation.error.get('cause')}"
     log.info("%s %s after %.3f s%s", operation.kind, operation.status, seconds, code)
+
+
+def _finish(live: Live, finished: Finished | None) -> None:
+    if finished is not None:
+        note_end(finished.operation)
+    _resolve(live, finished)
+
+
+async def _no_consent(approval_id: str) -> HatchwayError | None:
+    return Internal("internal", f"Nobody is asked for the approval {approval_id}.", "Try again.")
 
 
 def _resolve(live: Live, finished: Finished | None) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hatchway.control import archive_keys, metrics
+from hatchway.control.announcing import Announcing
+from hatchway.control.approving import Approving
 from hatchway.control.auditing import Auditing
 from hatchway.control.auth import Authenticator
 from hatchway.control.broker import BrokerLink
@@ -25,6 +27,7 @@ from hatchway.control.reconciler import Reconciler
 from hatchway.control.removal import Removal
 from hatchway.control.views import Condition
 from hatchway.control.wakes import Wakes
+from hatchway.control.webhooks import Webhook
 from hatchway.domain.ids import new_id
 from hatchway.storage import keys, policies, settings, tokens
 from hatchway.storage.database import Connection, Database
@@ -58,6 +61,8 @@ class Plane:
     hearing: Hearing
     audit: Auditing
     broker: BrokerLink
+    approving: Approving
+    announcing: Announcing
     requests: int = 0
     """How many requests are in hand, event streams among them."""
     event_streams: int = 0
@@ -81,6 +86,8 @@ class Plane:
         await self.engine.close()
         await self.follower.close()
         await self.hearing.close()
+        await self.announcing.close()
+        await self.approving.close()
         await self.audit.close()
         await self.claims.close()
         await self.nodes.close()
@@ -191,6 +198,14 @@ async def open_plane(config: ControlConfig) -> Plane:
         await auditing.start()
         wakes = Wakes(database, engine)
         reconciler.on_wake = wakes.wanted
+        approving = Approving(database, nodes)
+        reconciler.on_asked, reconciler.on_ask_ended = approving.asked, approving.ended
+        engine.consent = approving.consent
+        follower.listeners.append(approving.hear)
+        await approving.start()
+        hook = None if config.webhook_url is None else Webhook(config.webhook_url, config.webhook_secret)
+        announcing = Announcing(database, claims, hook)
+        await announcing.start()
         await reconciler.start()
         engine.start()
         await removal.start()
@@ -221,6 +236,8 @@ async def open_plane(config: ControlConfig) -> Plane:
         hearing,
         auditing,
         broker,
+        approving,
+        announcing,
     )
 
 

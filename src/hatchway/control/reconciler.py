@@ -21,6 +21,7 @@ from hatchway.domain.lifecycle import State
 from hatchway.storage import ending, operations, outbox, retention, sandboxes, sessions, settings, snapshots
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import OperationRow, SandboxRow, SessionRow
+from hatchway.wire.egress import Asked, AskEnded
 from hatchway.wire.node import (
     Empty,
     Event,
@@ -78,6 +79,9 @@ class Reconciler:
         """Called when a node has traffic for a sandbox that does not run."""
         self.on_compared: Callable[[], None] = lambda: None
         """Called when a node was connected, and what it has is written down."""
+        self.on_asked: Callable[[str, Asked], None] = lambda node_id, asked: None
+        """Called when a gateway of a node holds a request until somebody decides."""
+        self.on_ask_ended: Callable[[AskEnded], None] = lambda ended: None
         self._missed = False
         """Something that nodes said was not written: sessions are compared again too."""
 
@@ -131,6 +135,10 @@ class Reconciler:
             self._enqueue(event.session)
         elif event.wake is not None:
             self.on_wake(link, event.wake.sandbox_id)
+        elif event.asked is not None:
+            self.on_asked(link.node_id, event.asked)
+        elif event.ask_ended is not None:
+            self.on_ask_ended(event.ask_ended)
 
     def _gained(self, name: str) -> None:
         """What a node said to a process that led before may not have been written down."""

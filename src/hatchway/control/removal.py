@@ -12,11 +12,11 @@ from hatchway.control.engine import Engine
 from hatchway.control.nodes import Nodes, quietly
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import accepting, credentials, exports, projects, sandboxes, snapshots
+from hatchway.storage import accepting, approvals, credentials, exports, operations, projects, sandboxes, snapshots
 from hatchway.storage.accepting import Accepted
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.exports import ExportRow
-from hatchway.storage.rows import SnapshotRow
+from hatchway.storage.rows import SandboxRow, SnapshotRow
 from hatchway.wire.broker import SourceRef
 from hatchway.wire.node import Empty, ExportRef, SnapshotRef
 
@@ -111,8 +111,14 @@ def _delete_sandboxes(connection: Connection, name: str) -> list[Accepted]:
     return [
         accepting.accept_verb(connection, name, row.id, Verb.DELETE, None)
         for row in rows
-        if row.desired is not State.DELETED
+        if row.desired is not State.DELETED or _waits(connection, row)
     ]
+
+
+def _waits(connection: Connection, row: SandboxRow) -> bool:
+    """Whether somebody asked for the deletion, and it waits for consent: what ends the project needs none."""
+    operation = None if row.operation_id is None else operations.find(connection, row.operation_id)
+    return operation is not None and approvals.waits(operation)
 
 
 def _delete_snapshots(connection: Connection, name: str) -> list[SnapshotRow]:

@@ -10,11 +10,12 @@ from starlette.requests import ClientDisconnect, Request
 from hatchway.domain.checking import explain, too_large
 from hatchway.domain.errors import HatchwayError, InvalidRequest
 from hatchway.domain.ids import is_id
+from hatchway.storage.approvals import ApprovalRow
 from hatchway.storage.exports import ExportRow
 from hatchway.storage.rows import OperationRow, SandboxRow, SessionRow, SnapshotRow
 
 T = TypeVar("T", bound=msgspec.Struct)
-R = TypeVar("R", SandboxRow, OperationRow, SessionRow, SnapshotRow, ExportRow)
+R = TypeVar("R", SandboxRow, OperationRow, SessionRow, SnapshotRow, ExportRow, ApprovalRow)
 
 MAX_BODY = 1024 * 1024
 MAX_DRAINED = 16 * MAX_BODY

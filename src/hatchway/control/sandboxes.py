@@ -130,7 +130,7 @@ async def extend(call: Call[timing.Extend]) -> Response:
 async def do(call: Call[NoBody], verb: Verb) -> Response:
     """Accepts a lifecycle verb."""
     accepted = await call.plane.database.write(
-        accepting.accept_verb, call.project, sandbox_id(call), verb, call.idempotency
+        accepting.accept_verb, call.project, sandbox_id(call), verb, call.idempotency, gated=True
     )
     return await proceed(call, accepted)
 

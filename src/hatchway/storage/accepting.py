@@ -16,7 +16,7 @@ from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import VERBS, State, Verb, admits, verbs_from
 from hatchway.domain.lifetimes import Lifetime
 from hatchway.domain.shapes import Shape
-from hatchway.storage import ending, idempotency, leases, operations, policies, quotas, rows, sandboxes
+from hatchway.storage import approvals, ending, idempotency, leases, operations, policies, quotas, rows, sandboxes
 from hatchway.storage.ending import POOL
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
@@ -196,9 +196,15 @@ def row_of(
 
 
 def accept_verb(
-    connection: Connection, project: str, sandbox_id: str, verb: Verb, key: IdempotencyKey | None
+    connection: Connection,
+    project: str,
+    sandbox_id: str,
+    verb: Verb,
+    key: IdempotencyKey | None,
+    *,
+    gated: bool = False,
 ) -> Accepted:
-    """Stores the intent to do `verb`, one that needs no arguments.
+    """Stores the intent to do `verb`, one that needs no arguments. `gated`: a client asks, and its project may want somebody's consent.
 
     Where its target state already holds, the operation is stored as one that succeeded. A delete ends the operation in flight;
     any other verb beside one raises `Conflict("operation_in_flight")`. Raises `Conflict("wrong_state")`, `NotFound`, `Gone`,
@@ -207,7 +213,7 @@ def accept_verb(
     idempotency.check(connection, project, key)
     row = sandboxes.get(connection, project, sandbox_id)
     if verb is Verb.DELETE:
-        return _accept_delete(connection, row, key)
+        return _accept_delete(connection, row, key, gated)
     row = alone(connection, project, sandbox_id)
     rule = VERBS[verb]
     assert rule.target is not None, f"{verb} has arguments, and a function of its own"
@@ -254,11 +260,17 @@ def take(
     desired: State,
     arguments: dict[str, Any] | None = None,
     preempted: str | None = None,
+    gated: bool = False,
 ) -> Accepted:
-    """Stores an operation as the owner of `row`, which was read in this transaction. Raises `Conflict` (`wrong_state changed_meanwhile`)."""
+    """Stores an operation as the owner of `row`, which was read in this transaction. Raises `Conflict` (`wrong_state changed_meanwhile`).
+
+    A `gated` one waits for somebody's consent where the project wants that (`approvals.gate`).
+    """
     require_admitted(row, verb)
     now = time.time()
     operation = msgspec.structs.replace(_new_operation(row.project, row.id, verb, now), arguments=arguments or {})
+    if gated and approvals.required(connection, row.project, verb):
+        operation = approvals.gate(connection, row, operation)
     taken = (
         connection.execute(
             _TAKE,
@@ -280,13 +292,15 @@ def take(
     return Accepted(sandbox=rows.sandbox(taken), operation=operation, run=True, preempted=preempted)
 
 
-def _accept_delete(connection: Connection, row: SandboxRow, key: IdempotencyKey | None) -> Accepted:
+def _accept_delete(connection: Connection, row: SandboxRow, key: IdempotencyKey | None, gated: bool) -> Accepted:
     preempted = None
     if row.operation_id is not None:
         in_flight = operations.get(connection, row.project, row.operation_id)
-        if in_flight.kind is Verb.DELETE:
+        if in_flight.kind is Verb.DELETE and (gated or not approvals.waits(in_flight)):
             idempotency.keep(connection, row.project, key, _answer(in_flight))
             return Accepted(sandbox=row, operation=in_flight, run=False)
+        if gated and approvals.required(connection, row.project, Verb.DELETE):
+            alone(connection, row.project, row.id)  # a deletion that may be refused ends nothing before it is allowed
         if in_flight.target == row.id:
             ending.give_up(connection, in_flight, "cancelled", _PREEMPTED, None)
             preempted = in_flight.id
@@ -304,7 +318,7 @@ def _accept_delete(connection: Connection, row: SandboxRow, key: IdempotencyKey 
         )
         keep_accepted(connection, operation, key)
         return Accepted(sandbox=row, operation=operation, run=False)
-    return take(connection, row, Verb.DELETE, key, desired=State.DELETED, preempted=preempted)
+    return take(connection, row, Verb.DELETE, key, desired=State.DELETED, preempted=preempted, gated=gated)
 
 
 def keep_accepted(connection: Connection, operation: OperationRow, key: IdempotencyKey | None) -> None:

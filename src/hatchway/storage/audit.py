@@ -118,7 +118,7 @@ def entry_of(row: EventRow) -> Entry:
         return msgspec.structs.replace(entry, actor=row.actor or entry.actor or SENDER, request_id=request_id)
     area, _, what = row.kind.partition(".")
     data: dict[str, Any] = {**row.data, "subject": row.subject, "event": row.sequence}
-    error = row.data.get("error")
+    error, decided = row.data.get("error"), row.data.get("decision")
     return Entry(
         kind=row.kind,
         time=row.created_at,
@@ -126,7 +126,7 @@ def entry_of(row: EventRow) -> Entry:
         sandbox_id=row.subject if area in OF_SANDBOX else str(row.data.get("sandbox") or ""),
         actor=actor,
         request_id=request_id,
-        decision="failed" if what in ("failed", "refused") else "",
+        decision=str(decided or ("failed" if what in ("failed", "refused") else "asked" if what == "asked" else "")),
         reason=str(error.get("code", "")) if isinstance(error, dict) else "",
         data=data,
     )

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from hatchway.domain.errors import Conflict
 from hatchway.domain.lifecycle import CAUSES, Cause, State, Verb
-from hatchway.storage import lifetimes, operations, outbox, rows, sandboxes
+from hatchway.storage import approvals, lifetimes, operations, outbox, rows, sandboxes
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import exports as exports_table
 from hatchway.storage.tables import operations as operations_table
@@ -363,6 +363,7 @@ def _end(
     )
     if row is None:
         return None
+    approvals.over_with(connection, operation, status)
     data: dict[str, Any] = {"operation": operation.id, "kind": str(operation.kind), "sandbox": operation.target}
     if error is not None:
         data["error"] = error

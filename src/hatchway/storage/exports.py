@@ -7,10 +7,10 @@ import msgspec
 from sqlalchemy import Connection, insert, select, tuple_, update
 from sqlalchemy import delete as delete_from
 
-from hatchway.domain.errors import NotFound
+from hatchway.domain.errors import Forbidden, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import State, Verb
-from hatchway.storage import accepting, automatic, ending, idempotency, outbox, snapshots
+from hatchway.storage import accepting, approvals, automatic, ending, idempotency, outbox, snapshots
 from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.ending import Finished
 from hatchway.storage.idempotency import IdempotencyKey
@@ -68,7 +68,7 @@ def list_page(
 def accept(
     connection: Connection, project: str, sandbox_id: str, include_template: bool, key: IdempotencyKey | None
 ) -> Accepted:
-    """Stores an export in `pending` and the operation that makes it.
+    """Stores an export in `pending` and the operation that makes it, which may have to wait for somebody's consent.
 
     Raises `Conflict` (`wrong_state operation_in_flight`), `NotFound`, `Gone`, `idempotency.Answered`.
     """
@@ -76,14 +76,20 @@ def accept(
     row = accepting.alone(connection, project, sandbox_id)
     export_id = new_id()
     arguments: dict[str, Any] = {"export": export_id, "include_template": include_template}
-    accepted = accepting.take(connection, row, Verb.EXPORT, key, desired=row.state, arguments=arguments)
+    accepted = accepting.take(connection, row, Verb.EXPORT, key, desired=row.state, arguments=arguments, gated=True)
     _store(connection, export_id, project, row.id, None, row.node_id, accepted.operation.id)
     return accepted
 
 
 def begin_of_snapshot(connection: Connection, project: str, snapshot_id: str) -> ExportRow:
-    """Stores an export of a snapshot in `pending`. Raises what `snapshots.get_ready` does."""
+    """Stores an export of a snapshot in `pending`. Raises what `snapshots.get_ready` does, and `Forbidden("approval_needed")`."""
     row = snapshots.get_ready(connection, project, snapshot_id)
+    if approvals.required(connection, project, Verb.EXPORT):
+        raise Forbidden(
+            "approval_needed",
+            "The project lets nothing be exported without somebody's consent, and the export of a snapshot is no operation that could wait for it.",
+            "Make a sandbox from the snapshot, suspend or stop it, and export that: its operation waits.",
+        )
     return _store(connection, new_id(), project, row.sandbox_id, row.id, row.node_id, None)
 
 

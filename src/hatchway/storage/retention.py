@@ -5,7 +5,7 @@ import time
 from sqlalchemy import Connection, delete, func, select
 
 from hatchway.domain.lifecycle import State
-from hatchway.storage import audit, exports, operations, settings, snapshots, tokens
+from hatchway.storage import approvals, audit, exports, operations, settings, snapshots, tokens
 from hatchway.storage.tables import events, idempotency_keys, sandboxes, sessions
 from hatchway.storage.tables import operations as operations_table
 
@@ -54,6 +54,7 @@ def sweep(connection: Connection, now: float | None = None, *, deleted_sandbox_s
     exports.sweep(connection, now)
     snapshots.purge(connection, now - deleted_sandbox_s)
     tokens.purge(connection, now)
+    approvals.purge(connection, now)
     _sweep_events(connection, now)
     return len(gone)
 

@@ -185,6 +185,7 @@ def accept_rollback(
         key,
         desired=ROLLBACK_TARGETS[snapshot.kind],
         arguments={"snapshot": snapshot_id},
+        gated=True,
     )
 
 

@@ -20,6 +20,7 @@ from hatchway.domain.checking import explain
 from hatchway.domain.egress_settings import EgressSettings
 from hatchway.domain.errors import Forbidden, HatchwayError, Unprocessable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
+from hatchway.domain.oversight_settings import ApprovalSettings, AuditSettings
 from hatchway.domain.vmm_policy import DriverName, VmmPolicy
 from hatchway.supervisor.settings import (
     DEFAULT_API_PORT,
@@ -33,6 +34,7 @@ from hatchway.supervisor.settings import (
 
 NAME = "hatchway.toml"
 MAX_OCTETS = 256 * 1024
+MAX_SECRET = 4096
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Domain = Annotated[
@@ -77,6 +79,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     limits: HostLimits = DEFAULTS
     vmm: VmmPolicy = vmm_policy.DEFAULT
     archives: ArchivePolicy = archive_policy.DEFAULT
+    audit: AuditSettings = AuditSettings()
+    approvals: ApprovalSettings = ApprovalSettings()
     egress: EgressSettings = egress_settings.DEFAULT
     broker: BrokerSettings = broker_settings.DEFAULT
 
@@ -182,6 +186,9 @@ def settings(
         database_password_file=None if file.database_password_file is None else folder / file.database_password_file,
         port_domains=file.port_domains,
         archives=file.archives,
+        audit_kept=file.audit,
+        webhook=file.approvals.webhook,
+        webhook_secret=_webhook_secret(path, folder, file.approvals),
         egress=_located(file.egress, folder),
         lending=_lending(file.broker, folder),
     )
@@ -220,6 +227,33 @@ def _check_domains(path: Path, file: File) -> None:
         for domain in file.port_domains:
             if host.endswith(f".{domain}"):
                 raise invalid(path, f"`{url}` lies under the domain of ports {domain}")
+
+
+def _webhook_secret(path: Path | None, folder: Path, approvals: ApprovalSettings) -> Path | None:
+    if (approvals.webhook is None) != (approvals.webhook_secret_file is None):
+        assert path is not None
+        raise invalid(path, "`approvals` has one of `webhook` and `webhook_secret_file` without the other")
+    return None if approvals.webhook_secret_file is None else folder / approvals.webhook_secret_file
+
+
+def read_secret(path: Path) -> bytes:
+    """The one line of a file that nobody else can read. Raises `Forbidden("config_insecure")`, `Unprocessable("secret_unusable")`."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise Unprocessable(
+            "secret_unusable", f"{path} cannot be read: {error.strerror}.", "Name another file in the settings."
+        ) from error
+    with os.fdopen(fd, "rb") as file:
+        check_file(fd, path, private=True)
+        content = file.read(MAX_SECRET + 1).rstrip(b"\r\n")
+    if not content or len(content) > MAX_SECRET or b"\n" in content:
+        raise Unprocessable(
+            "secret_unusable",
+            f"{path} is not one line of at most {MAX_SECRET} octets.",
+            "`openssl rand -hex 32` makes one.",
+        )
+    return content
 
 
 def _first(*values: int | None) -> int:

@@ -46,9 +46,12 @@ def _audit_role(settings: Settings) -> Role:
         senders[uid] = senders.get(uid, frozenset()) | {name}
 
     def body(ready: Callable[[], None]) -> None:
+        from hatchway.audit.journal import Limits
         from hatchway.audit.main import AuditConfig, run
 
-        config = AuditConfig(folder=settings.audit, senders=senders, readers=frozenset({ids.control}))
+        kept = settings.audit_kept
+        limits = Limits(keep=kept.keep_mib << 20, keep_s=kept.keep_days * 86_400)
+        config = AuditConfig(folder=settings.audit, senders=senders, readers=frozenset({ids.control}), limits=limits)
         run(config, rpc=sock, ready=ready, alive=ready)
 
     return Role(

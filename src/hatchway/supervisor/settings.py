@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ from hatchway.domain.broker_settings import BrokerSettings
 from hatchway.domain.egress_settings import USUAL_SHARDS, EgressSettings
 from hatchway.domain.errors import Unavailable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
+from hatchway.domain.oversight_settings import AuditSettings
 from hatchway.domain.vmm_policy import VmmPolicy
 
 DEFAULT_API_PORT = 7070
@@ -105,6 +106,11 @@ class Settings:
     port_domains: tuple[str, ...] = ("localhost",)
     """Domains under which the ports of sandboxes have names; the first one is told to clients."""
     archives: ArchivePolicy = archive_policy.DEFAULT
+    audit_kept: AuditSettings = field(default_factory=AuditSettings)
+    webhook: str | None = None
+    """Where requests for approval are told of."""
+    webhook_secret: Path | None = None
+    """File with the secret that it is told under."""
     egress: EgressSettings = egress_settings.DEFAULT
     lending: BrokerSettings = broker_settings.DEFAULT
     """What the broker lends of the operator's own secrets."""

@@ -18,6 +18,7 @@ import msgspec
 
 from hatchway.domain.errors import HatchwayError, Unavailable
 from hatchway.supervisor import database, folder, gateways, logs, profile, service_manager, uids
+from hatchway.supervisor.configuration import read_secret
 from hatchway.supervisor.roles import Role, preload, python_argv
 from hatchway.supervisor.settings import Settings, Tls, libexec
 from hatchway.wire import audit, broker, supervision
@@ -259,6 +260,7 @@ class Supervisor:
     def _control_role(self, api: socket.socket) -> Role:
         ids, settings = self._settings.identity, self._settings
         database_password = database.password(settings)
+        webhook_secret = b"" if settings.webhook_secret is None else read_secret(settings.webhook_secret)
 
         def body(ready: Callable[[], None]) -> None:
             from hatchway.control.main import ControlConfig, run
@@ -269,6 +271,9 @@ class Supervisor:
                 database_password=database_password,
                 node_socket=settings.run / "node.sock",
                 node_uid=ids.node,
+                audit_socket=settings.run / audit.SOCKET,
+                webhook_url=settings.webhook,
+                webhook_secret=webhook_secret,
                 trusted_archive_keys=settings.archives.trusted_keys,
                 run_dir=settings.run,
                 metrics=self._metrics,
@@ -276,7 +281,6 @@ class Supervisor:
                 ballast_mib=settings.limits.ballast_mib,
                 broker_socket=settings.run / broker.SOCKET,
                 broker_uid=ids.broker,
-                audit_socket=settings.run / audit.SOCKET,
             )
             run(config, api=api, ready=ready, alive=ready, tls=self._api_tls)
 
