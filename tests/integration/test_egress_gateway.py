@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import random
 import socket
+import ssl
+import struct
 import time
 
 import dns.rcode
@@ -639,3 +642,66 @@ async def test_d01_a_rule_may_take_a_request_in_clear_home_by_its_host(ground: G
         writer.write(b"GET / HTTP/1.1\r\nHost: " + name + b"\r\n\r\n")
         assert await is_reset(reader, writer)
     assert site.connections == 2
+
+
+async def test_g11_whatever_a_guest_sends_and_however_it_leaves_no_flow_fails(ground: Ground, caplog):
+    """Beginnings of TLS and HTTP, changed at random, cut anywhere, ended or reset: each is refused or served, none is a fault."""
+    await ground.internet.site("index.example", port=443, tls=True, handler=web)
+    await ground.internet.site("index.example", port=80, handler=web)
+    await ground.internet.site("db.example", port=5432)
+    gateway = ground.open(
+        spec(
+            rule("index", "index.example"),
+            rule("clear", "index.example", **CLEAR),
+            rule("db", "db.example", **TCP),
+            limits={"connections_per_s": 10_000},
+        )
+    )
+    chance = random.Random(7)
+    addresses = [await ground.resolve("index.example"), await ground.resolve("db.example"), "93.184.216.34"]
+    hello = _first_octets(ground)
+    beginnings = [
+        hello,
+        b"GET / HTTP/1.1\r\nHost: index.example\r\n\r\n",
+        b"\x16\x03\x01",
+        b"PRI * HTTP/2.0\r\n\r\n",
+        b"",
+    ]
+
+    async def one() -> None:
+        sock = ground.slot.guest_socket()
+        try:
+            await asyncio.get_running_loop().sock_connect(
+                sock, (chance.choice(addresses), chance.choice((80, 443, 5432)))
+            )
+            octets = bytearray(chance.choice(beginnings))
+            for _ in range(chance.randrange(3)):
+                if octets:
+                    octets[chance.randrange(len(octets))] = chance.randrange(256)
+            with contextlib.suppress(OSError):
+                sock.send(octets[: chance.randrange(len(octets) + 1)])
+                if chance.random() < 0.3:
+                    sock.shutdown(socket.SHUT_WR)
+                elif chance.random() < 0.5:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await asyncio.sleep(0)
+        finally:
+            sock.close()
+
+    for _ in range(20):
+        await asyncio.gather(*(one() for _ in range(15)))
+        if chance.random() < 0.3:
+            await gateway.cut()
+    await gateway.cut()
+    await ground.until(lambda: not gateway.status().flows)
+    assert not [record.getMessage() for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
+    assert b"hello from" in await _get(ground, "index.example")
+
+
+def _first_octets(ground: Ground) -> bytes:
+    """What a TLS client begins with."""
+    outgoing = ssl.MemoryBIO()
+    client = ground.trusting().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="index.example")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
