@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from hatchway.egress.upstream import Dialler, OutConfig
 from hatchway.wire import audit
 from hatchway.wire.metrics import turn
 from hatchway.wire.private_memory import make_private
+
+MAX_FILES = 65_536
+"""Two for each flow, and three for each sandbox; a sandbox alone has 256 flows unless its policy says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ def run(
     alive: Callable[[], None] | None = None,
 ) -> None:
     """Runs the shard until SIGTERM. `rpc` and `fds` listen (`wire.egress`). `ready` is called when it serves, `alive` every second from then on."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, MAX_FILES), hard))
     make_private()  # keys of authorities are in it, and what programs say inside TLS
     asyncio.run(_run(config, rpc, fds, ready, alive))
 
