@@ -123,6 +123,8 @@ static void put_wanted(struct field_writer *fields, uint8_t type)
     } else if (type == T_SETUP) {
         write_text(fields, F_ENV, "A=b");
         write_text(fields, F_HOSTNAME, "name");
+        if (roll(2))
+            write_text(fields, F_CA, roll(3) ? "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n" : "no certificate");
     } else if (type == T_RESIZE) {
         write_u32(fields, F_ROWS, roll(70000));
         write_u32(fields, F_COLS, roll(70000));

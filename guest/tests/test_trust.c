@@ -232,6 +232,27 @@ static void only_certificates_are_taken(void)
     remove_root();
 }
 
+/* Whatever is taken for certificates: nothing is read or written beyond its bounds (the sanitizers see to it), and what is refused changes nothing. */
+static void any_text_is_borne(void)
+{
+    static const char *const pieces[] = {"-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----", "\n", "AAAA", "/+9=", "-----", " ", "x"};
+    static char pem[MAX_CA];
+    new_root(true);
+    trust_lay_out();
+    srandom(7);
+    for (int turn = 0; turn < 3000; turn++) {
+        size_t length = (size_t)snprintf(pem, sizeof pem, "%s", pieces[0]);
+        size_t wanted = (size_t)random() % (turn % 10 ? 400 : MAX_CA - 64);
+        while (length < wanted)
+            length += (size_t)snprintf(pem + length, sizeof pem - length, "%s", pieces[(size_t)random() % (turn % 7 == 0 ? 8 : 5)]);
+        if (trust_valid(pem, length))
+            CHECK_EQUAL(trust_set(pem, length), 0);
+    }
+    CHECK_EQUAL(trust_set(FIRST, strlen(FIRST)), 0);
+    holds("/etc/ssl/certs/ca-certificates.crt", TEMPLATE, FIRST);
+    remove_root();
+}
+
 /* An agent lays out once: each test is one. */
 #define APART(test)                                                    \
     do {                                                               \
@@ -252,5 +273,6 @@ int main(void)
     APART(links_of_a_template_do_not_lead_out_of_it);
     APART(java_reads_all_of_them);
     APART(only_certificates_are_taken);
+    APART(any_text_is_borne);
     return 0;
 }
