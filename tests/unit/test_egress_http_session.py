@@ -188,6 +188,18 @@ async def test_h05_http_10_is_given_a_host_and_no_chunks() -> None:
     assert answer == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nok"
 
 
+async def test_a_rule_for_clear_text_is_held_to_the_same() -> None:
+    clear = rule(tls={"mode": "none"}, ports=[80])
+    flow = flow_of(clear, port=80, tls=False)
+    assert status(await say(flow, GET)) == 200
+    flow = flow_of(clear, port=80, tls=False)
+    assert status(await say(flow, request(host="index.example:443"))) == 421
+    assert status(await say(flow, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) == 400
+    assert not flow.lines
+    flow = flow_of(ALL, port=80, tls=False)
+    assert status(await say(flow, GET)) == 403, "a rule for TLS lets nothing pass in clear"
+
+
 async def test_h15_the_gateway_says_continue_itself() -> None:
     flow = flow_of()
     played = Played(flow)

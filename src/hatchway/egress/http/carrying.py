@@ -149,7 +149,7 @@ class Carrier:
                 self._line = None
                 self._line = await self._exchanges.line(self._going, fresh=True)
                 if self._cut:
-                    raise StreamLost("cut") from stale
+                    raise StreamLost("the request was cut") from stale
 
     def _start_upload(self) -> "asyncio.Task[None]":
         self._whole = False

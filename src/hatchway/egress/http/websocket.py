@@ -30,7 +30,7 @@ from hatchway.wire.broker import LEG_ERROR
 if TYPE_CHECKING:
     from hatchway.egress.http.http1 import Http1, Incoming1
 
-MAX_MESSAGE = 4 * 1024 * 1024
+MAX_MESSAGE = 1024 * 1024
 """Octets of one message at most, whatever a rule says: it is held until it is whole."""
 MAX_FRAGMENTS = 4_096
 FRAMES_PER_S = 1_000
