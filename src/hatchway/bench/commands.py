@@ -11,6 +11,7 @@ from pathlib import Path
 from hatchway import client
 from hatchway.bench.concurrency import concurrency
 from hatchway.bench.density import density
+from hatchway.bench.egress import egress
 from hatchway.bench.files import files
 from hatchway.bench.floor import make_floor
 from hatchway.bench.hostile import fair, hostile, neighbour
@@ -145,6 +146,7 @@ BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "neighbour": lambda options: neighbour(options.runs),
     "fair": lambda _: fair(),
     "policy": lambda options: policy(options.runs),
+    "egress": egress,
 }
 
 

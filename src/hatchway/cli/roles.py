@@ -171,7 +171,7 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[floor|create|pools|exec|idle|stream|files|slots|density|lifecycle|fork|concurrency|hostile|neighbour|fair|policy]...",
+            metavar="[floor|create|pools|exec|idle|stream|files|slots|density|lifecycle|fork|concurrency|hostile|neighbour|fair|policy|egress]...",
             help="Default: all.",
         ),
     ] = None,
