@@ -66,6 +66,23 @@ async def test_what_the_guest_dials_arrives_at_the_sockets_that_the_node_is_give
         assert not any((await here.client.dropped(vm.sandbox_id)).packets.values())
 
 
+async def test_the_next_vm_of_a_slot_has_a_namespace_and_sockets_of_its_own(here: Site) -> None:
+    first = await here.start_vm()
+    old = await sockets(here, first)
+    before = os.stat(f"/proc/{first.shim_pid}/ns/net").st_ino
+    await here.client.kill_vm(first.sandbox_id)
+    await here.client.forget_vm(first.sandbox_id)
+    vms = [await here.start_vm() for _ in range(2)]
+    assert first.slot in {vm.slot for vm in vms}
+    for vm in vms:
+        assert os.stat(f"/proc/{vm.shim_pid}/ns/net").st_ino != before
+        with await Guest.of(here, vm) as guest:
+            await guest.connect("203.0.113.9", 80)
+    for held in old:  # whoever kept the former ones hears nothing of the next
+        with held, pytest.raises(BlockingIOError):
+            held.recv(1) if held.type == socket.SOCK_DGRAM else os.close(held._accept()[0])
+
+
 async def test_listeners_are_refused_for_what_has_none(here: Site) -> None:
     vm, without = await here.start_vm(generation=5), await here.start_vm(network=False)
     for sandbox_id, generation, code in (

@@ -454,6 +454,27 @@ def test_without_rules_nothing_is_forwarded_and_no_connection_is_served(alone: S
     alone.apply(RULESET, ())
 
 
+def test_what_no_socket_takes_is_reset(alone: Slot) -> None:
+    """As when the sockets of a slot were gone: the guest is told at once."""
+    alone.apply(RULESET.replace(":15001", ":15999"), ())
+    alone.guest.frames()
+    alone.guest.frame(ethernet(ipv4(tcp(ANYWHERE, 80, source_port=47_000), 6, ANYWHERE)))
+    alone.run(alone.guest.until(lambda frame: is_tcp(frame, ANYWHERE, 80, 47_000, RST | ACK)))
+    counters = inside(alone.vm, "nft", "list", "counter", "ip", "slot", "drop_unserved")
+    assert "packets 1 " in counters
+    alone.apply(RULESET, ())
+
+
+def test_a_monitor_that_was_taken_over_reaches_nothing_from_its_namespace(slot: Slot) -> None:
+    """It has sockets there, besides the tap: they lead neither to the gateway's nor to the guest."""
+    before = slot.dropped()["output"]
+    for address in ("127.0.0.1", GATEWAY, GUEST, ANYWHERE):
+        inside(slot.vm, "bash", "-c", f"echo out >/dev/udp/{address}/53 || true")
+    with pytest.raises(BlockingIOError):
+        slot.udp.recv(2048)
+    assert slot.dropped()["output"] - before >= 3  # to anywhere there is no route at all
+
+
 def test_every_counter_is_in_the_rules_and_has_an_attack(slot: Slot) -> None:
     assert set(slot.dropped()) == set(DROPS)
     beside = {"ethertype", "flags", "syn_rate", "dns_rate", "unserved", "input", "output", "forward"}

@@ -121,5 +121,7 @@ async def test_one_that_is_gone_or_has_a_spoiled_note_disturbs_nobody(tmp_path: 
 
 def test_every_reason_is_explained() -> None:
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", page.partition("| `reason` of `egress.frames`")[2].partition("\n## ")[0], re.M)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+) \|$", page.partition("| `reason` of `egress.frames`")[2].partition("\n## ")[0], re.M
+    )
     assert dict(rows) == DROPS
