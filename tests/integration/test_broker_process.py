@@ -60,16 +60,17 @@ class Alone:
         self.sockets = {"rpc": listening(self.rpc_path), "legs": listening(self.leg_path)}
         for path in (self.rpc_path, self.leg_path):
             path.chmod(0o666)
-        given = {"folder": str(self.own), "ca": str(self.authority.ca), "reachable": ["127.0.0.0/8"], **config}
+        self._given = {"folder": str(self.own), "ca": str(self.authority.ca), **config}
         if "become" in config:
             os.chown(self.own, int(str(config["become"])), -1)
-        self.process = Process("broker", given, self.sockets)
+        self.process = Process("broker", self._given, self.sockets)
         self.said = folder / "said"
         self.process.stderr = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._connections: list[tuple[Connection, asyncio.Task[None]]] = []
 
     async def start(self) -> None:
         await self.site.start()
+        self._given["reachable"] = [["127.0.0.0/8", self.site.port]]
         await self.process.start()
 
     async def connect(self) -> Connection:
@@ -90,6 +91,7 @@ class Alone:
             rules=("api",),
             hosts=(HOST,),
             ports=(self.site.port,),
+            private=("127.0.0.0/8",),
         )
         grant = Grant(sandbox_id=SANDBOX, project="default", generation=1, revision=1, bindings=(binding,))
         return await connection.call("grant.put", grant, Granted, within=WITHIN_S)
@@ -360,7 +362,7 @@ class Chain:
         self.audit = Process("audit", {"folder": str(journal)}, {"rpc": self.audit_socket})
         self.broker = Process(
             "broker",
-            {"folder": str(own), "ca": ca, "reachable": [net], "audit": str(folder / audit.SOCKET)},
+            {"folder": str(own), "ca": ca, "reachable": [[net, 443]], "audit": str(folder / audit.SOCKET)},
             {"rpc": rpc, "legs": legs},
         )
         self.shard = Process(
@@ -457,6 +459,7 @@ async def test_c_rows_a_guest_uses_a_secret_that_no_process_but_the_broker_has(c
         inject=(Injection(where="header", name="authorization", format="Bearer {}"),),
         rules=("api",),
         hosts=(HOST,),
+        private=("127.0.0.0/8",),
     )
     grant = Grant(sandbox_id=SANDBOX, project="default", generation=1, revision=1, bindings=(binding,))
     wanted = spec(

@@ -114,34 +114,32 @@ async def test_the_value_is_nowhere_but_in_the_broker(
     assert "C4n4ry" not in caplog.text
 
 
+REFUSED = [
+    ({"source": {"kind": "store", "value": "long enough\nx: y"}}, "credential_value"),
+    ({"source": {"kind": "store", "value": "short"}}, "credential_value"),
+    ({"source": {"kind": "store"}}, "invalid_field"),
+    ({"source": {"kind": "store", "value": VALUE, "variable": "X"}}, "invalid_field"),
+    ({"source": {"kind": "vault", "server": "x", "mount": "y", "path": "z"}}, "invalid_field"),
+    ({"source": {"kind": "vault", "server": "x", "mount": "y", "path": "../z", "field": "f"}}, "vault_path"),
+    ({"source": {"kind": "vault", "server": "x", "mount": "y", "path": "z", "field": "f"}}, "not_lent"),
+    ({"source": {"kind": "env", "variable": "PATH"}}, "not_lent"),
+    ({"source": {"kind": "file", "file": "../../etc/shadow"}}, "not_lent"),
+    ({"source": {"kind": "command", "value": VALUE}}, "invalid_field"),
+    ({"hosts": []}, "invalid_field"),
+    ({"hosts": ["https://api.example"]}, "credential_hosts"),
+    ({"hosts": ["*"]}, "credential_hosts"),
+    ({"hosts": ["127.0.0.1"]}, "credential_hosts"),
+]
+
+
 @on_sqlite
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ({"source": {"kind": "store", "value": "long enough\nx: y"}}, "credential_value"),
-        ({"source": {"kind": "store", "value": "short"}}, "credential_value"),
-        ({"source": {"kind": "store"}}, "invalid_field"),
-        ({"source": {"kind": "store", "value": VALUE, "variable": "X"}}, "invalid_field"),
-        ({"source": {"kind": "vault", "server": "x", "mount": "y", "path": "z"}}, "invalid_field"),
-        ({"source": {"kind": "vault", "server": "x", "mount": "y", "path": "../z", "field": "f"}}, "vault_path"),
-        ({"source": {"kind": "vault", "server": "x", "mount": "y", "path": "z", "field": "f"}}, "not_lent"),
-        ({"source": {"kind": "env", "variable": "PATH"}}, "not_lent"),
-        ({"source": {"kind": "file", "file": "../../etc/shadow"}}, "not_lent"),
-        ({"source": {"kind": "command", "value": VALUE}}, "invalid_field"),
-        ({"hosts": []}, "invalid_field"),
-        ({"hosts": ["https://api.example"]}, "credential_hosts"),
-        ({"hosts": ["*"]}, "credential_hosts"),
-        ({"hosts": ["127.0.0.1"]}, "credential_hosts"),
-    ],
-)
-async def test_c18_what_is_refused_leaves_the_former_one(
-    service: Service, broker: World, body: dict[str, Any], code: str
-) -> None:
+async def test_c18_what_is_refused_leaves_the_former_one(service: Service, broker: World) -> None:
     await put(service)
-    status, refused = await put(service, **body)
-    assert (refused["code"], status) == (code, 403 if code == "not_lent" else 422)
-    status, never = await put(service, "never-made", **body)
-    assert never["code"] == code
+    for body, code in REFUSED:
+        status, refused = await put(service, **body)
+        assert (refused["code"], status) == (code, 403 if code == "not_lent" else 422)
+        status, never = await put(service, "never-made", **body)
+        assert never["code"] == code
     listed = (await service.http.get("/v1/credentials")).json()["credentials"]
     assert [(one["name"], one["version"]) for one in listed] == [("github/bot", 1)]
     assert broker.sources._store.secret("default", "github/bot").reveal() == CANARY

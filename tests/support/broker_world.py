@@ -206,6 +206,7 @@ class World:
             hosts=(HOST,),
             ports=(self.site.port,),
             upstream_ca=(self.authority.ca.read_text(),),
+            private=("127.0.0.0/8",),
         )
         return msgspec.structs.replace(made, **changes)
 
@@ -307,7 +308,7 @@ async def world(folder: Path, **changes: Any) -> AsyncIterator[World]:
             node_uids=frozenset({own}),
             egress_uids=(own,),
             upstream_ca=(authority.ca,),
-            reachable=("127.0.0.0/8",),
+            reachable=tuple(("127.0.0.0/8", port) for port in (443, site.port, other.port)),
         ),
         **changes,
     )

@@ -91,7 +91,7 @@ def _main() -> None:
             egress_uids=tuple(config.get("egress", [uid])),
             audit=Path(config["audit"]) if "audit" in config else None,
             upstream_ca=(Path(config["ca"]),),
-            reachable=tuple(config["reachable"]),
+            reachable=tuple((network, port) for network, port in config["reachable"]),
         )
         import concurrent.futures.thread  # noqa: F401  # another user may not be able to read where Python lies
 

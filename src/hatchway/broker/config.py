@@ -104,8 +104,9 @@ class BrokerConfig:
     """PEM of authorities that are trusted for upstreams beside the system's."""
     proxies: frozenset[str] = frozenset()
     """URLs of upstream proxies that a leg may name."""
-    reachable: tuple[str, ...] = ()
-    """Networks that are dialled although they are this host's own or of another special kind: an operator's exception."""
+    reachable: tuple[tuple[str, int], ...] = ()
+    """Networks and ports that are dialled, where the rule allows private addresses there, although they are this host's own or of another
+    special kind: an operator's exception."""
     limits: LegLimits = LegLimits()
 
     def may_lead(self, uid: int, project: str) -> bool:

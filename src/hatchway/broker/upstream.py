@@ -7,6 +7,7 @@ import hashlib
 import socket
 import ssl
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -65,7 +66,7 @@ class Dialler:
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
-        self._reachable: tuple[Network, ...] = tuple(map(addresses.parse_network, config.reachable))
+        self._reachable = tuple((addresses.parse_network(network), port) for network, port in config.reachable)
         self._contexts: OrderedDict[tuple[tuple[str, ...], str], ssl.SSLContext] = OrderedDict()
 
     async def dial(self, leg: Leg, bound: Bound) -> Upstream:
@@ -103,7 +104,7 @@ class Dialler:
     async def _connect(self, leg: Leg, bound: Bound) -> tuple[socket.socket, str]:
         if leg.via:
             return await self._through(leg, bound), "proxy"
-        vetted = [self._vet(text, bound) for text in leg.addresses[:MAX_ADDRESSES]]
+        vetted = [self._vet(text, leg, bound) for text in leg.addresses[:MAX_ADDRESSES]]
         if not vetted:
             raise DialError("connect_failed", f"No address of {leg.host} was given.")
         loop = asyncio.get_running_loop()
@@ -124,13 +125,14 @@ class Dialler:
                 raise
         raise DialError("connect_failed", f"{leg.host} cannot be reached at {leg.port}: {cause}.")
 
-    def _vet(self, text: str, bound: Bound) -> Address:
+    def _vet(self, text: str, leg: Leg, bound: Bound) -> Address:
         """Judges an address anew: what a gateway says of it is not taken for it."""
         try:
             address = addresses.parse_address(text)
         except ValueError:
             raise DialError("address_denied", f"{text[:64]!r} is no address.") from None
-        if any(address in network for network in self._reachable if network.version == address.version):
+        offered = [network for network, port in self._reachable if port == leg.port]
+        if _within(address, offered) and _within(address, bound.private):
             return address
         why = addresses.refusal(address, private=bound.private, own=(address,) if _is_own(address) else ())
         if why is not None:
@@ -144,7 +146,7 @@ class Dialler:
         from python_socks import ProxyConnectionError, ProxyError, ProxyTimeoutError  # late: few have a proxy
         from python_socks.async_.asyncio import Proxy
 
-        where = str(self._vet(leg.addresses[0], bound)) if leg.addresses else leg.host
+        where = str(self._vet(leg.addresses[0], leg, bound)) if leg.addresses else leg.host
         try:
             sock: socket.socket = await Proxy.from_url(leg.via).connect(where, leg.port)
         except (ProxyError, ProxyConnectionError, ProxyTimeoutError, OSError) as error:
@@ -168,6 +170,10 @@ class Dialler:
                 self._contexts.popitem(last=False)
         self._contexts[at] = context
         return context
+
+
+def _within(address: Address, networks: Sequence[Network]) -> bool:
+    return any(address in network for network in networks if network.version == address.version)
 
 
 def _is_own(address: Address) -> bool:

@@ -87,7 +87,7 @@ def _broker_role(settings: Settings) -> Role:
             audit_uid=ids.audit,
             upstream_ca=trusted,
             proxies=frozenset(proxy.url for proxy in settings.egress.proxies.values()),
-            reachable=tuple(service.network for service in settings.egress.host_services),
+            reachable=tuple((service.network, service.port) for service in settings.egress.host_services),
             environment=settings.broker_environment,
             master_key_file=_path(lending.master_key_file),
             master_key_variable=lending.master_key_variable,
