@@ -1,29 +1,19 @@
 """Fixtures of the data plane's tests: the guest agent built for the host, and planes around it."""
 
 import contextlib
-import fcntl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from dataplane_harness import Plane
-
-ROOT = Path(__file__).parents[2]
+from tests.support.native import built
 
 
 @pytest.fixture(scope="session")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The guest agent, built to run on the host; once for all test workers."""
-    out = tmp_path_factory.getbasetemp().parent / "agent-for-dataplane"
-    out.mkdir(exist_ok=True)
-    with (out / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.run(
-            ["make", "-C", ROOT / "guest", "host", f"OUT={out}"], check=True, capture_output=True, timeout=300
-        )
-    return out / "hatchway-agent-host"
+def agent() -> Path:
+    """The guest agent, built to run on the host."""
+    return built("guest", "host") / "hatchway-agent-host"
 
 
 Opener = Callable[..., Awaitable[Plane]]

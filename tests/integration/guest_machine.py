@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from guest_script import Recorder
+from tests.support.native import built, images
 
 from hatchway.node.guest.link import Link, connect
 from hatchway.node.guest.seam import ExitReason, Proc, Spawn
@@ -21,21 +21,15 @@ from hatchway.node.vmm.host import Host
 from hatchway.wire.channel import FrameType
 from hatchway.wire.channel_fields import Fields, Tag, Value
 
-GUEST = Path(__file__).parents[2] / "guest"
 WITHIN = 120.0
 DISK_MIB = 1024
 """Of the device; the file system on it is made smaller, to be grown."""
 _numbers = count(1)
 
 
-def agent_release(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    """Returns the seed template with the agent as it is now. `HATCHWAY_TEST_CACHE` keeps what takes long."""
-    built = tmp_path_factory.mktemp("agent")
-    subprocess.run(["make", "-s", "-C", str(GUEST), "agent", f"OUT={built}"], check=True, timeout=300)
-    cache = os.environ.get("HATCHWAY_TEST_CACHE")
-    folder = (Path(cache) if cache else tmp_path_factory.mktemp("images")) / "images"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return build_seed(folder, built / "hatchway-agent", tag="guest-test")
+def agent_release() -> Release:
+    """Returns the seed template with the agent as it is now."""
+    return build_seed(images(), built("guest", "agent") / "hatchway-agent", tag="guest-test")
 
 
 @dataclass
@@ -106,7 +100,7 @@ class Machine:
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """The template with the agent as it is now."""
-    return agent_release(tmp_path_factory)
+    return agent_release()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import secrets
 import subprocess
@@ -13,6 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.native import built, cache
+
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
 from hatchway.node.guest.link import Link, connect
@@ -22,30 +23,15 @@ from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.qemu import QemuDriver
 from hatchway.node.vmm.seam import Baked, Vm, VmSpec
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 WITHIN = 600.0
 """Generous: the machine may be busy with other tests, and QEMU emulates."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def cache() -> Path:
-    """The folder that all tests of a checkout share: what is expensive is made there once."""
-    folder = Path(os.environ.get("HATCHWAY_TEST_CACHE", REPOSITORY / "build" / "test-cache"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder.resolve()
-
-
 def native() -> Path:
-    """Builds agent, shim and preload library, once however many test processes ask; returns their folder."""
-    folder = cache() / "native"
-    folder.mkdir(exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for room, target in (("guest", "agent"), ("shim", "all")):
-            command = ["make", "-s", "-C", str(REPOSITORY / room), target, f"OUT={folder}"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    """Agent, shim and preload library; returns their folder."""
+    built("guest", "agent")
+    return built("shim", "all")
 
 
 def build(folder: Path, *more: str) -> "subprocess.CompletedProcess[str]":

@@ -1,4 +1,7 @@
-"""What the control plane does when nodes and machines fail: the state that it shows is the truth, and has a way out."""
+"""What the control plane does when nodes and machines fail: the state that it shows is the truth, and has a way out.
+
+What the transitions do on either database is shown by the tests of the storage, processes that die on both by those of restarts.
+"""
 
 import asyncio
 import time
@@ -7,7 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.control_fixtures import database_url, folder, node, service
+from tests.support.control_fixtures import folder, node, service
+from tests.support.control_fixtures import only_sqlite as database_url
 from tests.support.control_service import WITHIN, Service, in_process
 from tests.support.node_double import NodeDouble
 
@@ -266,7 +270,11 @@ async def test_a_node_that_is_away_is_a_condition_and_no_state(service: Service,
     await event_kinds(service, "node.unreachable")
 
 
-async def test_without_a_node_a_create_and_a_session_say_so(service: Service, node: NodeDouble) -> None:
+async def test_without_a_node_a_create_and_a_session_say_so(
+    service: Service, node: NodeDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("creation", "sessions"):
+        monkeypatch.setattr(f"hatchway.control.{module}.NODE_WAIT_S", 0.2)
     sandbox = await service.create()
     await node.die()
     answer = await service.http.post("/v1/sandboxes", json={"template": "seed"})

@@ -260,8 +260,9 @@ async def test_a_schedule_makes_snapshots_and_thins_them(
 
 
 async def test_a_snapshot_that_a_quota_forbids_is_said_and_not_asked_for_at_once_again(
-    service: Service, node: NodeDouble
+    service: Service, node: NodeDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hatchway.domain.schedules.next_due", lambda last, every, now: every and now + every / 10)
     await bound(service, quotas={"snapshot_bytes": 0})
     sandbox = await service.create(snapshots={"full_every_s": 5})
     (said,) = await events(service, "snapshot.refused")

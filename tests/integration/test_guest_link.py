@@ -10,27 +10,24 @@ import re
 import select
 import signal
 import socket
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from guest_script import WITHIN, Proxy, Recorder
+from tests.support.native import built
 
 from hatchway.node.guest import peer
 from hatchway.node.guest.link import Link, connect
 from hatchway.node.guest.seam import ExitReason, GuestError, LinkLost, ProcessState, Setup, Spawn
 from hatchway.wire.channel import encode_input
 
-GUEST = Path(__file__).parents[2] / "guest"
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def agent_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("agent")
-    subprocess.run(["make", "-s", "-C", str(GUEST), "host", f"OUT={folder}"], check=True, timeout=300)
-    return folder / "hatchway-agent-host"
+def agent_binary() -> Path:
+    return built("guest", "host") / "hatchway-agent-host"
 
 
 class Agent:
@@ -157,7 +154,7 @@ async def test_stdin_of_a_process_that_does_not_read_waits_and_can_be_given_up(l
 
 
 async def test_stdin_that_was_given_up_goes_on_from_any_offset_before(link: Link, tmp_path: Path) -> None:
-    octets = random.Random(4).randbytes(600_000)
+    octets = random.Random(4).randbytes(4_000_000)
     sink, spawn = Recorder(), shell(f"until test -e {tmp_path}/go; do sleep 0.02; done; exec cat", stdin=True)
     await link.spawn(spawn, sink)
     feeding = asyncio.create_task(link.send_input(spawn.number, 0, octets))

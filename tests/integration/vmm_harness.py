@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.support.firecracker import binaries
+from tests.support.native import built, images
 
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import MIN_DISK_MIB, Shape
@@ -48,19 +49,13 @@ class Ground:
     @classmethod
     def prepare(cls, top: Path) -> "Ground":
         """Builds what is not built yet."""
-        for part, target in (("shim", "all"), ("guest", "agent")):
-            subprocess.run(
-                ["make", "-s", "-C", str(REPOSITORY / part), target, f"OUT={REPOSITORY / 'build' / part}"],
-                timeout=300,
-                check=True,
-            )
-        images = Path(os.environ.get("HATCHWAY_IMAGES_DIR") or REPOSITORY / "build" / "images")
-        release = build_seed(images, REPOSITORY / "build" / "guest" / "hatchway-agent", tag="vmm-tests")
-        built = REPOSITORY / "build" / "shim"
+        built("guest", "agent")
+        programs = built("shim", "all")
+        release = build_seed(images(), programs / "hatchway-agent", tag="vmm-tests")
         return cls(
             top=top,
-            shim=built / "hatchway-shim",
-            ram_library=built / "hatchway-ram.so",
+            shim=programs / "hatchway-shim",
+            ram_library=programs / "hatchway-ram.so",
             boot=release.boot_files(),
         )
 

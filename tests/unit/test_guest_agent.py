@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.native import built
 
 GUEST = Path(__file__).parents[2] / "guest"
 
@@ -35,10 +36,9 @@ def test_hostile_input(tmp_path: Path) -> None:
     _make("fuzz", tmp_path, "SECONDS_=4", "SEED=1", within_s=300)
 
 
-def test_sandbox_binary_is_static_and_small(tmp_path: Path) -> None:
+def test_sandbox_binary_is_static_and_small() -> None:
     """It is copied into every guest's memory."""
-    _make("agent", tmp_path, within_s=300)
-    binary = tmp_path / "hatchway-agent"
+    binary = built("guest", "agent") / "hatchway-agent"
     assert binary.stat().st_size < 400_000
     assert os.access(binary, os.X_OK)
     header = binary.read_bytes()[:65536]
@@ -47,8 +47,7 @@ def test_sandbox_binary_is_static_and_small(tmp_path: Path) -> None:
 
 
 def test_agent_says_how_it_is_used(tmp_path: Path) -> None:
-    _make("host", tmp_path, within_s=300)
-    binary = tmp_path / "hatchway-agent-host"
+    binary = built("guest", "host") / "hatchway-agent-host"
     done = subprocess.run([binary, "nonsense"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "--host-mode SOCKET" in done.stderr
@@ -60,9 +59,8 @@ def test_agent_says_how_it_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_host_mode_ends_on_signal_and_removes_its_socket(tmp_path: Path, number: signal.Signals) -> None:
-    _make("host", tmp_path, within_s=300)
-    socket = tmp_path / "agent.sock"
-    process = subprocess.Popen([tmp_path / "hatchway-agent-host", "--host-mode", socket], stderr=subprocess.PIPE)
+    socket, folder = tmp_path / "agent.sock", built("guest", "host")
+    process = subprocess.Popen([folder / "hatchway-agent-host", "--host-mode", socket], stderr=subprocess.PIPE)
     try:
         with subprocess.Popen(["/bin/sh", "-c", f"until [ -S {socket} ]; do sleep 0.01; done"]) as waiting:
             assert waiting.wait(timeout=60) == 0
