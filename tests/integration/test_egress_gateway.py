@@ -316,6 +316,8 @@ async def test_g02_a_bad_policy_leaves_the_former_one_in_force(ground: Ground):
         with pytest.raises(Unprocessable, match="invalid_policy"):
             gateway.change(bad, ())
     assert gateway.opened().revision == 1
+    told = [(one.decision, one.reason, one.data["revision"]) for one in ground.records.of("egress.policy")]
+    assert told == [("", "", 1), *[("failed", "invalid_policy", 2)] * 3]
     _, writer = await _talk(ground, "db.example")
     writer.close()
     kept.close()

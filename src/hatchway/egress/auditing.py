@@ -80,10 +80,11 @@ class Recorder:
         except Unavailable as error:
             raise FlowError("audit_full", error.cause, 503) from error
 
-    def ended(self, kind: str, *, reason: str = "", data: dict[str, Any] | None = None) -> None:
-        """Records the end of what was recorded when it began. It has happened: nothing is raised when it cannot be recorded."""
+    def ended(self, kind: str, decision: str = "", *, reason: str = "", data: dict[str, Any] | None = None) -> None:
+        """Records what nobody in the sandbox asked for, or the end of what was recorded when it began. It has happened: nothing is raised when
+        it cannot be recorded."""
         try:
-            self.record(kind, "", reason=reason, data=data)
+            self.record(kind, decision, reason=reason, actor="egress", data=data)
         except FlowError:
             return
 

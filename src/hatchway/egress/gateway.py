@@ -128,6 +128,7 @@ class Gateway:
         self._listening: list[Acceptor] = []
         self._dns: DnsServer | None = None
         self.listen(listeners)
+        self._record_policy(spec.egress)
 
     # -- listeners
 
@@ -218,7 +219,12 @@ class Gateway:
         Raises `Unprocessable("invalid_policy")`: the former one stays in force.
         """
         if egress.revision >= self.revision:
-            policy = policy_of(egress)
+            try:
+                policy = policy_of(egress)
+            except Unprocessable as error:
+                told = {"revision": egress.revision, "in_force": self.revision, "cause": error.cause}
+                self.recorder.ended("egress.policy", "failed", reason=error.code, data=told)
+                raise
             changed = egress.revision > self.revision
             exact = exact_names(policy)
             self._authority.constrain(policy.allowed_names(self.now()), self._date())
@@ -233,9 +239,15 @@ class Gateway:
                 for flow in list(self._flows):
                     flow.cut("policy_changed")
             self.rejudge()
+            if changed:
+                self._record_policy(egress)
             for acceptor in self._listening:
                 acceptor.again()
         return self.opened()
+
+    def _record_policy(self, egress: EgressSpec) -> None:
+        documents = [f"{one.tier}/{one.name} {one.version}" for one in egress.documents]
+        self.recorder.ended("egress.policy", data={"revision": egress.revision, "documents": documents})
 
     def rejudge(self) -> None:
         """Cuts what the policy does not allow now: it was changed, or time went on."""
