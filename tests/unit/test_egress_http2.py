@@ -46,6 +46,7 @@ class Client:
         )
         self.h2.initiate_connection()
         self.answers: dict[int, dict[str, str]] = {}
+        self.raw: dict[int, list[Any]] = {}
         self.bodies: dict[int, bytes] = {}
         self.ended: set[int] = set()
         self.resets: dict[int, int] = {}
@@ -69,6 +70,7 @@ class Client:
         self._read += len(data)
         for event in self.h2.receive_data(data):
             if isinstance(event, h2.events.ResponseReceived):
+                self.raw[event.stream_id] = list(event.headers)
                 self.answers[event.stream_id] = {str(k): str(v) for k, v in event.headers}
             elif isinstance(event, h2.events.DataReceived):
                 self.bodies[event.stream_id] = self.bodies.get(event.stream_id, b"") + event.data
@@ -92,6 +94,9 @@ class Client:
         await self.until(lambda client: number in client.ended or number in client.resets or client.goaway is not None)
         assert number in self.ended, (self.resets, self.goaway)
         return int(self.answers[number][":status"]), self.bodies.get(number, b"")
+
+    async def answer_raw(self, number: int) -> None:
+        await self.until(lambda client: number in client.ended)
 
     async def over(self) -> None:
         await self.played.over()
@@ -319,6 +324,31 @@ async def test_bodies_wait_within_the_window_of_their_stream() -> None:
             await asyncio.sleep(0)
         client._look()
     assert sent <= 2 * http2.WINDOW
+    await client.over()
+
+
+async def test_octets_of_a_field_pass_as_they_are() -> None:
+    client = client_of(answers=(b"HTTP/1.1 200 OK\r\nX-Name: caf\xe9\r\nContent-Length: 2\r\n\r\nok",))
+    client.h2.config.header_encoding = None
+    number = client.ask(plain())
+    await client.answer_raw(number)
+    assert (b"x-name", b"caf\xe9") in client.raw[number]
+    await client.over()
+
+
+async def test_streams_of_a_connection_that_broke_the_protocol_end_outside_too() -> None:
+    async def silent(line: PlayedStream) -> None:
+        await line.until(lambda one: one.over)
+
+    client = Client(PlayedFlow(policy_of(ALL), silent, alpn="h2"))
+    client.ask(plain())
+    async with asyncio.timeout(10):
+        while not client.flow.arrived:
+            await asyncio.sleep(0)
+    client.stream.feed(b"\x00\x00\x01\x00\x00\x00\x00\x00\x00x")
+    await client.played.ended()
+    assert client.flow.lines[0].aborted
+    assert not client.flow.exchanges
     await client.over()
 
 

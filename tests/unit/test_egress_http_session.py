@@ -674,6 +674,27 @@ async def test_g03_a_request_in_flight_is_cut_when_the_policy_narrows() -> None:
     await played.over()
 
 
+async def test_g03_a_cut_request_is_not_sent_again_over_another_connection() -> None:
+    async def once(line: PlayedStream) -> None:
+        await line.until(lambda one: b"\r\n\r\n" in one.written)
+        line.feed(OK)
+        await line.until(lambda one: one.over)
+
+    flow = PlayedFlow(policy_of(ALL), once)
+    played = Played(flow)
+    played.client.feed(GET)
+    await played.client.until(lambda client: client.written.endswith(b"ok"))
+    played.client.feed(GET)
+    async with asyncio.timeout(10):
+        while flow.arrived.count(b"GET") < 2:
+            await asyncio.sleep(0)
+    for exchange in list(flow.exchanges):
+        exchange.cut("policy_changed")
+    await played.ended()
+    assert len(flow.lines) == 1
+    await played.over()
+
+
 async def test_g03_connections_of_an_old_policy_are_not_used_again() -> None:
     flow = flow_of()
     played = Played(flow)

@@ -143,6 +143,8 @@ class Carrier:
             try:
                 return await line.answer(request.method, self._incoming.alarm)
             except Stale as stale:
+                if self._cut:
+                    raise StreamLost("the request was cut") from stale
                 if request.method not in REPEATABLE:
                     raise no_answer(str(stale)) from stale
                 self._exchanges.drop(line)

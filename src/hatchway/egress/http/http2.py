@@ -158,9 +158,7 @@ class Http2:
         self.flush()
         try:
             await self._read_on()
-            while self._tasks:
-                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
+        finally:  # what is still in hand is for nobody any more
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -456,10 +454,9 @@ class Incoming2:
 
     def _headers(self, framed: Fields) -> None:
         if not self.gone:
-            with contextlib.suppress(
-                h2.exceptions.ProtocolError
-            ):  # it was closed meanwhile; the body's octets find out
-                self._h2.send_headers(self.number, framed)
+            octets = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in framed]
+            with contextlib.suppress(h2.exceptions.ProtocolError):  # it was closed; the body's octets find out
+                self._h2.send_headers(self.number, octets)
             self._connection.flush()
 
     async def _room(self) -> int:

@@ -36,6 +36,8 @@ MAX_FRAGMENTS = 4_096
 FRAMES_PER_S = 1_000
 """More frames than this from a client, over some seconds, end the connection."""
 CLOSE_WITHIN_S = 10.0
+TAKE_WITHIN_S = 60.0
+"""How long a client may take nothing of what comes back."""
 _BURST_S = 5
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -209,7 +211,7 @@ class _Relay:
         self._to_server = FrameProtocol(client=True, extensions=[])
         self._parts: list[str | bytes] = []
         self._size = 0
-        self._up_alarm = Alarm()
+        self._up_alarm, self._down_alarm = Alarm(), Alarm()
         self._tokens = float(FRAMES_PER_S * _BURST_S)
         self._filled = asyncio.get_running_loop().time()
 
@@ -236,6 +238,7 @@ class _Relay:
                 task.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
             self._up_alarm.stop()
+            self._down_alarm.stop()
 
     async def _close(self, code: int, why: str) -> None:
         """Tells both sides why it ends."""
@@ -329,7 +332,7 @@ class _Relay:
             if data:
                 self._exchange.count(0, len(data))
                 self._client.write(data)
-                await self._client.drain()
+                await self._down_alarm.within(TAKE_WITHIN_S, self._client.drain())
             data = await self._line.stream.read()
             if not data:
                 return
