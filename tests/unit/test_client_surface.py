@@ -56,7 +56,7 @@ METHODS = {
     "Operations": "cancel get list wait",
     "Snapshots": "delete get list",
     "Pools": "delete get list put",
-    "Policies": "delete get list of_sandbox put",
+    "Policies": "check delete get list of_sandbox put",
     "Templates": "get list",
     "Keys": "create delete get list rotate",
     "Credentials": "delete get list put",

@@ -31,6 +31,7 @@ def add_to(group: typer.Typer) -> None:
     group.command("put")(put)
     group.command("rm")(rm)
     group.command("show")(show)
+    group.command("why")(why)
 
 
 @with_front
@@ -94,6 +95,27 @@ def show(front: Front, sandbox: SandboxId) -> None:
         (one["tier"], one["name"], one["version"], len(one["document"].get("rules", ()))) for one in found.documents
     ]
     print_table(("TIER", "POLICY", "VERSION", "RULES"), rows)
+
+
+@with_front
+def why(
+    front: Front,
+    sandbox: SandboxId,
+    host: Annotated[str, typer.Option("--host", help="The name or address that is asked for.", show_default=False)],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 443,
+    method: Annotated[str | None, typer.Option("--method", help="Of a request.", show_default=False)] = None,
+    path: Annotated[str, typer.Option("--path", help="Path and query of a request.")] = "/",
+) -> None:
+    """Say whether something would leave a sandbox now, by which rule, and why not."""
+    from .output import print_fields, print_json
+
+    found = front.client.policies.check(sandbox, host, port=port, method=method, path=path)
+    if front.json:
+        print_json(found)
+        return
+    print_fields({name: found.get(name) for name in ("action", "reason", "rule", "explanation")})
+    for stage in found.get("stages", ()):
+        print(f"{stage['stage']}: {stage['action']}, {stage['reason']}")
 
 
 def text_of(file: Path) -> str:

@@ -1,8 +1,9 @@
 """What may leave sandboxes, for blocking code: `Hatchway.policies`. `apolicies` has the same for asyncio."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from . import policycalls
+from . import calls, policycalls
 from .models import EffectivePolicy, Policy
 from .records import all_of
 from .transport import SyncDriver
@@ -49,3 +50,33 @@ class Policies:
     def of_sandbox(self, sandbox_id: str) -> EffectivePolicy:
         """Returns all that decides what leaves a sandbox, and how far it holds."""
         return self._driver.run(policycalls.effective_policy(sandbox_id))
+
+    def check(
+        self,
+        sandbox_id: str,
+        host: str,
+        *,
+        port: int = 443,
+        method: str | None = None,
+        path: str = "/",
+        headers: Mapping[str, str] | None = None,
+        websocket: bool = False,
+        tls: bool | None = None,
+        document: str | Mapping[str, object] | None = None,
+    ) -> dict[str, Any]:
+        """Tells whether this would pass out of a sandbox: `action reason explanation rule stages credentials needed`.
+
+        Without `method` only the connection is asked about. `document` is asked instead of what the sandbox has of its own tier.
+        """
+        body = calls.compact(
+            sandbox=sandbox_id,
+            host=host,
+            port=port,
+            method=method,
+            path=path,
+            headers=None if headers is None else dict(headers),
+            websocket=websocket,
+            tls=tls,
+            document=document if document is None or isinstance(document, str) else dict(document),
+        )
+        return self._driver.run(policycalls.check_policy(body))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlencode
 
 from .calls import Listing, compact, either, exchange, segment
@@ -44,6 +45,12 @@ def effective_policy(sandbox_id: str) -> Flow[EffectivePolicy]:
     """Asks for all that decides what leaves a sandbox."""
     reply = yield from exchange(Request("GET", f"/v1/sandboxes/{segment(sandbox_id)}/policy"))
     return either(reply.body, "policy", EffectivePolicy)
+
+
+def check_policy(body: Mapping[str, object]) -> Flow[dict[str, Any]]:
+    """Asks whether something would leave a sandbox."""
+    reply = yield from exchange(Request("POST", "/v1/policies/check", json=body))
+    return either(reply.body, "check", dict[str, Any])
 
 
 def of_sandbox(policy: object) -> object:

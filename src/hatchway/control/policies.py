@@ -9,6 +9,7 @@ sandbox    keys with `write`           sandboxes that refer to it, or that the d
 ```
 """
 
+import asyncio
 import re
 import time
 from typing import Annotated, Any, Literal
@@ -22,13 +23,16 @@ from hatchway.control.auth import require_scope
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import NotFound, Unprocessable
+from hatchway.domain.policy.assembly import TieredDocument
+from hatchway.domain.policy.compiled import compile_policy
+from hatchway.domain.policy.explaining import Explanation, Question, explain
 from hatchway.domain.policy.problems import PolicyError
 from hatchway.domain.policy.reading import canonical, load
 from hatchway.storage import policies, sandboxes
 from hatchway.storage.database import Connection
 from hatchway.storage.policies import Wanted
 from hatchway.storage.rows import PolicyRow, SandboxRow
-from hatchway.wire.egress import EgressSpec
+from hatchway.wire.egress import EgressSpec, PolicyDocument
 
 NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
 RESERVED = frozenset({"check", policies.INLINE})
@@ -129,6 +133,29 @@ class EffectivePolicy(views.View, frozen=True, kw_only=True):
     conditions: dict[str, str]
     credentials: tuple[str, ...] | None
     documents: tuple[EffectiveDocument, ...]
+
+
+class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Would this pass, out of this sandbox, as its policy is now? Without `method` only the connection is asked about.
+
+    `document` is asked instead of what the sandbox has of its own tier: what would change.
+    """
+
+    sandbox: str
+    host: Annotated[str, Meta(min_length=1, max_length=512, description="A name or an address.")]
+    port: Annotated[int, Meta(ge=1, le=65535)] = 443
+    method: Annotated[str, Meta(pattern=r"^[A-Za-z]{1,32}$")] | None = None
+    path: Annotated[str, Meta(max_length=8192, description="Path and query.")] = "/"
+    headers: Annotated[dict[str, str], Meta(max_length=100)] = msgspec.field(default_factory=dict)
+    websocket: bool = False
+    tls: bool | None = None
+    document: Document | None = None
+
+
+class CheckAnswer(views.View, frozen=True, kw_only=True):
+    """What would become of it, by which rule, and what would be needed."""
+
+    check: Explanation
 
 
 class EffectiveAnswer(views.View, frozen=True, kw_only=True):
@@ -234,6 +261,34 @@ async def of_sandbox(call: Call[NoBody]) -> Response:
     return answer(EffectiveAnswer(policy=shown))
 
 
+async def check(call: Call[CheckPolicy]) -> Response:
+    """Says whether something would leave a sandbox, by which rule, with which credential; and why not."""
+    body = call.body
+    name = requests.check_id(body.sandbox, "sandbox", NotFound)
+    _, spec = await call.plane.database.read(_effective, call.project, name)
+    documents = list(spec.documents)
+    if body.document is not None:
+        own = PolicyDocument(
+            tier=policies.SANDBOX, name=policies.INLINE, version=0, text=accepted(body.document, "document")
+        )
+        documents = [*(one for one in documents if one.tier != policies.SANDBOX), own]
+    question = Question(
+        destination=body.host,
+        port=body.port,
+        method=None if body.method is None else body.method.upper(),
+        target=body.path,
+        headers=tuple((name.lower(), value) for name, value in body.headers.items()),
+        websocket=body.websocket,
+        tls=body.tls,
+    )
+    return answer(CheckAnswer(check=await asyncio.to_thread(_explain, documents, question)))
+
+
+def _explain(documents: list[PolicyDocument], question: Question) -> Explanation:
+    policy = compile_policy([TieredDocument.stored(one.tier, one.name, one.version, one.text) for one in documents])
+    return explain(policy, question, time.time())
+
+
 def _effective(connection: Connection, project: str, sandbox_id: str) -> tuple[SandboxRow, EgressSpec]:
     row = sandboxes.get_alive(connection, project, sandbox_id)
     return row, policies.effective_of(connection, row)
@@ -282,6 +337,16 @@ def _show(row: PolicyRow, document: dict[str, Any] | None = None) -> Policy:
 _IF_MATCH = {"If-Match": "The ETag of the version that is to be changed; another one is refused (`policy_changed`)."}
 
 ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/policies/check",
+        check,
+        "Say whether something would leave a sandbox, by which rule, and why not",
+        {200: CheckAnswer},
+        "policies",
+        body=CheckPolicy,
+        errors=(404, 410),
+    ),
     Endpoint("GET", "/v1/policies", list_, "List policies", {200: PolicyPage}, "policies", query=ListPolicies),
     Endpoint(
         "GET",
