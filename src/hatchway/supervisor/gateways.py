@@ -6,31 +6,37 @@ that connects the server sees by the peer's user.
 
 import ipaddress
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 from hatchway.domain.egress_settings import EgressSettings
+from hatchway.domain.errors import Unprocessable
 from hatchway.supervisor import folder
 from hatchway.supervisor.roles import Role
 from hatchway.supervisor.settings import Settings
 from hatchway.wire import audit, broker, egress
+from hatchway.wire.small_files import replace_file
 
 RESOLV_CONF = Path("/etc/resolv.conf")
 MAX_NAME_SERVERS = 3
+TRUSTED = "trusted-ca.pem"
+"""In the run folder: authorities that upstreams may have beside the system's."""
 
 
 def roles(settings: Settings) -> list[Role]:
-    """All of them, with their sockets, in the order in which one needs another."""
+    """All of them, with their sockets, in the order in which one needs another. Raises as `publish_trusted`."""
+    publish_trusted(settings)
     shards = [_egress_role(settings, shard) for shard in range(settings.shards)]
     return [_audit_role(settings), _broker_role(settings), *shards]
 
 
-def sockets(settings: Settings) -> list[str]:
-    """The names of their sockets in the run folder."""
+def files(settings: Settings) -> list[str]:
+    """The names of their files in the run folder."""
     pairs = [
         name.format(shard=shard) for shard in range(settings.shards) for name in (egress.SOCKET, egress.FDS_SOCKET)
     ]
-    return [audit.SOCKET, broker.SOCKET, broker.LEG_SOCKET, *pairs]
+    return [audit.SOCKET, broker.SOCKET, broker.LEG_SOCKET, TRUSTED, *pairs]
 
 
 def _audit_role(settings: Settings) -> Role:
@@ -124,7 +130,7 @@ def _broker_role(settings: Settings) -> Role:
         body=body,
         sockets=(rpc, legs),
         descriptors=() if settings.broker_environment is None else (settings.broker_environment,),
-        needs=(settings.broker, settings.run, *trusted, *(Path(file) for file in files if file is not None)),
+        needs=(settings.broker, settings.run, *(Path(file) for file in files if file is not None)),
         groups=() if ids.rootless else (ids.audit,),
     )
 
@@ -157,7 +163,7 @@ def _egress_role(settings: Settings, shard: int) -> Role:
         settings.log / f"egress-{shard}.log",
         body=body,
         sockets=(rpc, fds),
-        needs=(settings.run, *_trusted(settings)),
+        needs=(settings.run,),
         groups=() if ids.rootless else (ids.audit, ids.gateways_group),
     )
 
@@ -189,8 +195,31 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
+def publish_trusted(settings: Settings) -> None:
+    """Puts the authorities that upstreams may have where gateways and broker can read them; the files may be closed to their users.
+
+    Raises `Unprocessable("ca_unusable")`.
+    """
+    texts: list[str] = []
+    for name in settings.egress.trusted_ca_files:
+        try:
+            text = Path(name).read_text(encoding="ascii")
+            ssl.create_default_context(cadata=text)
+        except (OSError, ValueError, ssl.SSLError) as error:
+            raise Unprocessable(
+                "ca_unusable",
+                f"{name} holds no authorities: {error}",
+                "`trusted_ca_files` in [egress] names files in PEM.",
+            ) from None
+        texts.append(text)
+    if texts:
+        replace_file(settings.run / TRUSTED, "\n".join(texts).encode(), mode=0o644, durable=False)
+    else:
+        (settings.run / TRUSTED).unlink(missing_ok=True)
+
+
 def _trusted(settings: Settings) -> tuple[Path, ...]:
-    return tuple(Path(path) for path in settings.egress.trusted_ca_files)
+    return (settings.run / TRUSTED,) if settings.egress.trusted_ca_files else ()
 
 
 def _group(settings: Settings, gid: int) -> int | None:

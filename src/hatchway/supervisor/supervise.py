@@ -421,7 +421,7 @@ class Supervisor:
                     os.waitpid(role.pid, 0)
 
     def _clean(self) -> None:
-        names = ("launcher.sock", "node.sock", "roles.json", supervision.NAME, *gateways.sockets(self._settings))
+        names = ("launcher.sock", "node.sock", "roles.json", supervision.NAME, *gateways.files(self._settings))
         for name in names:
             (self._settings.run / name).unlink(missing_ok=True)
         self._settings.endpoint.unlink(missing_ok=True)
