@@ -258,8 +258,8 @@ async def test_c02_no_placeholder_leaves_in_a_message(how: str) -> None:
 async def test_a_budget_that_is_used_up_ends_the_socket() -> None:
     server = Server()
     played = opened(server)
-    played.flow.budget = 4
     client = await until_open(played)
+    played.flow.budget = played.flow.out + 4
     played.client.feed(bytes(client.send_data("four")) + bytes(client.send_data("more")))
     await played.ended()
     assert close_code(played) == CloseReason.POLICY_VIOLATION

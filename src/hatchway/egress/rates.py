@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from hatchway.domain.policy.schema import Rate
 from hatchway.domain.policy.terms import Terms
-from hatchway.domain.policy.vocabulary import RuleRef
+from hatchway.domain.policy.vocabulary import Protocol, RuleRef
 from hatchway.egress.bounds import HOUR, MINUTE, Budget
 
 MAX_RULES = 2048
@@ -53,11 +53,17 @@ class Rates:
 
     def send(self, terms: Terms | None, octets: int) -> str:
         """Counts octets to the outside; returns why they may not go, or nothing."""
-        if terms is None or terms.rate.bytes_out_per_hour is None:
+        if terms is None:
             return ""
-        use, rate = self._use(terms)
-        limit = rate.bytes_out_per_hour
-        if limit is None or use.bytes_out.take(octets, limit):
+        limit = terms.rate.bytes_out_per_hour
+        if terms.protocol is Protocol.WEBSOCKET and terms.websocket.bytes_out_per_hour is not None:
+            limit = min(
+                terms.websocket.bytes_out_per_hour, terms.websocket.bytes_out_per_hour if limit is None else limit
+            )
+        if limit is None:
+            return ""
+        use, _ = self._use(terms)
+        if use.bytes_out.take(octets, limit):
             return ""
         return f"the rule allows {limit} octets an hour"
 

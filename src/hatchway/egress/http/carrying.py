@@ -11,7 +11,7 @@ from hatchway.egress.http import fields, judging, placeholders
 from hatchway.egress.http.heads import AnswerHead
 from hatchway.egress.http.incoming import Incoming, Over
 from hatchway.egress.http.judging import Going
-from hatchway.egress.http.lines import Line, Stale, no_answer
+from hatchway.egress.http.lines import Line, Stale, no_answer, request_head
 from hatchway.egress.http.refusals import error_of, of_broker
 from hatchway.egress.http.seam import Exchange, FlowError, StreamLost
 from hatchway.egress.http.waiting import Alarm
@@ -136,10 +136,7 @@ class Carrier:
         request = self._going.request
         while True:
             line = self._line_now
-            self._count_out(len(body))
-            line.write_request(
-                request.method, self._going.target, self._exchanges.authority, self._going.fields, len(body), body
-            )
+            self._begin_request(line, len(body), body)
             try:
                 return await line.answer(request.method, self._incoming.alarm)
             except Stale as stale:
@@ -153,12 +150,16 @@ class Carrier:
                 if self._cut:
                     raise StreamLost("the request was cut") from stale
 
+    def _begin_request(self, line: Line, length: int | None, body: bytes = b"") -> None:
+        going = self._going
+        head = request_head(going.request.method, going.target, self._exchanges.authority, going.fields, length)
+        self._count_out(len(head) + len(body))
+        line.write_request(head + body)
+
     def _start_upload(self) -> "asyncio.Task[None]":
         self._whole = False
         length = self._incoming.head.length
-        self._line_now.write_request(
-            self._going.request.method, self._going.target, self._exchanges.authority, self._going.fields, length
-        )
+        self._begin_request(self._line_now, length)
         self._incoming.go_on()
         return asyncio.get_running_loop().create_task(self._upload(self._line_now, chunked=length is None))
 

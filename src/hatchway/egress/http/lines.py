@@ -26,6 +26,16 @@ def head_of(first: str, fields: Iterable[tuple[str, str]]) -> bytes:
     return f"{first}\r\n{''.join(lines)}\r\n".encode("latin-1")
 
 
+def request_head(method: str, target: str, host: str, fields: Fields, length: int | None) -> bytes:
+    """The head of a request. `length` None: its body will come in chunks."""
+    framed = [("host", host), *fields]
+    if length is None:
+        framed.append(("transfer-encoding", "chunked"))
+    elif length or method in ("POST", "PUT", "PATCH"):
+        framed.append(("content-length", str(length)))
+    return head_of(f"{method} {target} HTTP/1.1", framed)
+
+
 class Line:
     """One connection to the outside, for one request at a time."""
 
@@ -42,17 +52,10 @@ class Line:
         self._data = b""
         self._body: framing.Body = framing.Measured(0)
 
-    def write_request(
-        self, method: str, target: str, host: str, fields: Fields, length: int | None, body: bytes = b""
-    ) -> None:
-        """Writes the head of a request, and what of its body is here. `length` None: it will come in chunks, `body` not being one yet."""
-        framed = [("host", host), *fields]
-        if length is None:
-            framed.append(("transfer-encoding", "chunked"))
-        elif length or method in ("POST", "PUT", "PATCH"):
-            framed.append(("content-length", str(length)))
+    def write_request(self, octets: bytes) -> None:
+        """Writes the head of a request (`request_head`), and what of its body is here."""
         self.heard = self.reusable = False
-        self.stream.write(head_of(f"{method} {target} HTTP/1.1", framed) + body)
+        self.stream.write(octets)
 
     def write_piece(self, piece: bytes, *, chunked: bool) -> None:
         """Writes octets of the request's body."""

@@ -21,7 +21,7 @@ from hatchway.egress.http.exchanges import Exchanges
 from hatchway.egress.http.heads import AnswerHead, RequestHead, bad_answer, malformed
 from hatchway.egress.http.incoming import Over
 from hatchway.egress.http.judging import Going
-from hatchway.egress.http.lines import Line, Stale, head_of, no_answer
+from hatchway.egress.http.lines import Line, Stale, head_of, no_answer, request_head
 from hatchway.egress.http.refusals import error_of, of_broker
 from hatchway.egress.http.seam import Exchange, FlowError, Stream, StreamLost
 from hatchway.egress.http.waiting import Alarm
@@ -90,7 +90,10 @@ async def serve(connection: "Http1", incoming: "Incoming1") -> None:
     try:
         exchange = exchanges.flow.begin(going.request, going.verdict, cut_off)
         key_sent = base64.b64encode(os.urandom(16)).decode()
-        answer = await _ask(exchanges, going, line, key_sent, offered, incoming.alarm)
+        asked = _request(exchanges, going, key_sent, offered)
+        exchange.count(len(asked), 0)
+        line.write_request(asked)
+        answer = await line.answer("GET", incoming.alarm, upgraded=True)
         if code := next((value for name, value in answer.fields if name == LEG_ERROR), ""):
             raise of_broker(code, answer.status, b"")
         if answer.status != 101:
@@ -120,9 +123,7 @@ async def serve(connection: "Http1", incoming: "Incoming1") -> None:
         exchanges.drop(line)
 
 
-async def _ask(
-    exchanges: Exchanges, going: Going, line: Line, key: str, offered: list[str], alarm: Alarm
-) -> AnswerHead:
+def _request(exchanges: Exchanges, going: Going, key: str, offered: list[str]) -> bytes:
     sent = [
         *going.fields,
         ("connection", "Upgrade"),
@@ -132,8 +133,7 @@ async def _ask(
     ]
     if offered:
         sent.append(("sec-websocket-protocol", ", ".join(offered)))
-    line.write_request("GET", going.target, exchanges.authority, sent, 0)
-    return await line.answer("GET", alarm, upgraded=True)
+    return request_head("GET", going.target, exchanges.authority, sent, 0)
 
 
 def _handshake(head: RequestHead) -> tuple[str, list[str]]:
