@@ -29,7 +29,7 @@ from tests.support.certificates import Authority
 
 from hatchway.broker.config import LegLimits
 from hatchway.domain.errors import Conflict, Unavailable, Unprocessable
-from hatchway.wire.broker import LEG_ERROR, Allowed, Injection, SourceRef
+from hatchway.wire.broker import LEG_ERROR, Allowed, Grant, Granted, Injection, SourceRef
 from hatchway.wire.message import Empty
 from hatchway.wire.paths import address
 
@@ -837,6 +837,21 @@ async def test_too_many_legs(tmp_path: Path) -> None:
             while here.grants.legs > 1:
                 await asyncio.sleep(0.01)
         assert (await here.leg()).answer.error == ""
+
+
+async def test_a_project_leaves_legs_to_the_others(tmp_path: Path) -> None:
+    async with world(tmp_path / "world", limits=LegLimits(legs=3, legs_per_project=2)) as here:
+        await here.put()
+        await here.put(project="tenant")
+        await here.grant()
+        grant = Grant(sandbox_id="t" * 20, project="tenant", generation=1, revision=1, bindings=(here.binding(),))
+        await here.node.call("grant.put", grant, Granted)
+        await here.leg()
+        await here.leg()
+        assert (await here.leg()).answer.error == "limit"
+        tenant = {"sandbox_id": "t" * 20, "project": "tenant"}
+        assert (await here.leg(**tenant)).answer.error == ""
+        assert (await here.leg(**tenant)).answer.error == "limit"
 
 
 async def test_h37_silence_has_an_end_on_every_side(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ class LegLimits:
     """Bounds of the legs. Times in seconds."""
 
     legs: int = 1024
+    legs_per_project: int = 512
     legs_per_sandbox: int = 64
     head_within_s: float = 10.0
     """From the first octet of a head to its last."""

@@ -147,7 +147,12 @@ class Legs:
     def _bound(self, head: Leg) -> Bound:
         """The binding that a leg may rest on. Raises `DialError`."""
         limits = self._config.limits
-        if len(self._open) >= limits.legs or self._grants.legs_of(head.sandbox_id) >= limits.legs_per_sandbox:
+        of_project = sum(one.head.project == head.project for one in self._open)
+        if (
+            len(self._open) >= limits.legs
+            or of_project >= limits.legs_per_project
+            or self._grants.legs_of(head.sandbox_id) >= limits.legs_per_sandbox
+        ):
             raise DialError("limit", "There are too many connections with credentials; close some.")
         try:
             bound = self._grants.find(head)
