@@ -207,6 +207,21 @@ async def test_two_changes_at_once_and_one_that_died_in_the_middle(
     await database.close()
 
 
+@on_sqlite
+async def test_a_new_master_key(service: Service, broker: World) -> None:
+    await put(service)
+    before = broker.sources._store.key_id
+    answer = await service.http.post("/v1/master-key/rotate")
+    assert answer.status_code == 200
+    made = answer.json()["master_key"]
+    assert made == {"key_id": broker.sources._store.key_id, "sealed": 1}
+    assert made["key_id"] != before
+    assert (await service.http.get("/v1/credentials/github/bot?check=true")).json()["credential"]["available"]
+    key = (await service.http.post("/v1/keys", json={"name": "k", "scopes": ["admin"]})).json()["key"]["key"]
+    async with service.client(key) as client:
+        assert (await client.post("/v1/master-key/rotate")).json()["code"] == "scope_missing"
+
+
 async def test_without_a_broker(folder: Path, node: NodeDouble) -> None:
     config = ControlConfig(folder=folder / "control", node_socket=node.path, broker_socket=folder / "nobody.sock")
     async with in_process(config) as service:
@@ -256,6 +271,7 @@ async def test_by_the_command_line(service: Service, broker: World) -> None:
     assert (checked.returncode, json.loads(checked.stdout)["available"]) == (1, False)
     assert (await hatchway(service, "rm", "team")).returncode == 0
     assert "code: unknown_credential" in (await hatchway(service, "show", "team")).stderr
+    assert json.loads((await hatchway(service, "rotate", "--json")).stdout)["sealed"] == 1
     for wrong in (
         ("put", "x", "--from-stdin"),
         ("put", "x", "--host", HOST),

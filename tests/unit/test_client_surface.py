@@ -34,7 +34,7 @@ from hatchway.client import (
 NAMES = """
 Approval AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal AuditHead AuditRecord BadAnswer BadGateway CommandFailed
 Conflict ConnectionFailed Credential EffectivePolicy End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
-Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits Misdirected
+Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits MasterKey Misdirected
 NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Policy Pool Project RangeUnsatisfiable Result Sandbox
 SandboxInfo SandboxMetrics SandboxToken ServiceEvent Session SessionEvent SessionInfo Snapshot Started
 StreamLost StreamName Template Terminal Token TooLarge Transfer TransferFailed Unauthenticated Unavailable
@@ -59,7 +59,7 @@ METHODS = {
     "Policies": "check delete get list of_sandbox put",
     "Templates": "get list",
     "Keys": "create delete get list rotate",
-    "Credentials": "delete get list put",
+    "Credentials": "delete get list put rotate_key",
     "Projects": "create delete get list update",
     "Tokens": "list revoke revoke_all",
     "Approvals": "allow deny get list",

@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
     credentials.command("show")(show)
     credentials.command("check")(check)
     credentials.command("rm")(rm)
+    credentials.command("rotate")(rotate)
     app.add_typer(credentials, name="credentials", help="Keep secrets for the requests of sandboxes.")
 
 
@@ -98,6 +99,18 @@ def check(front: Front, name: Name) -> int | None:
 def rm(front: Front, name: Name) -> None:
     """Forget a credential; connections that use it are cut."""
     front.client.credentials.delete(name)
+
+
+@with_front
+def rotate(front: Front) -> None:
+    """Make a new master key and seal all stored values with it; the old key is gone then."""
+    from .output import print_fields, print_json
+
+    made = front.client.credentials.rotate_key()
+    if front.json:
+        print_json(made)
+    else:
+        print_fields(made.as_dict())
 
 
 def _value(from_stdin: bool) -> str:

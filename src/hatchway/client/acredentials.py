@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from . import credentialcalls
 from .arecords import all_of
 from .atransport import AsyncDriver
-from .models import Credential
+from .models import Credential, MasterKey
 
 
 class AsyncCredentials:
@@ -44,3 +44,10 @@ class AsyncCredentials:
     async def delete(self, name: str) -> None:
         """Forgets a credential; connections that use it are cut."""
         await self._driver.run(credentialcalls.delete_credential(name))
+
+    async def rotate_key(self) -> MasterKey:
+        """Makes a new master key and seals all stored values of the installation with it. Needs a key with the scope `installation`.
+
+        Raises `Conflict("master_key_foreign")` where the operator keeps the master key.
+        """
+        return await self._driver.run(credentialcalls.rotate_master_key())

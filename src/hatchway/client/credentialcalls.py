@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from .calls import Listing, compact, either, exchange, segment
-from .models import Credential
+from .models import Credential, MasterKey
 from .steps import Flow, Request
 
 
@@ -28,6 +28,12 @@ def put_credential(name: str, body: Mapping[str, object]) -> Flow[Credential]:
 def delete_credential(name: str) -> Flow[None]:
     """Forgets one."""
     yield from exchange(Request("DELETE", f"/v1/credentials/{segment(name)}"))
+
+
+def rotate_master_key() -> Flow[MasterKey]:
+    """Has everything sealed with a new key. Not repeated: each time there is another one."""
+    reply = yield from exchange(Request("POST", "/v1/master-key/rotate", repeatable=False))
+    return either(reply.body, "master_key", MasterKey)
 
 
 def credential_body(

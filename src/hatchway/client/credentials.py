@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from . import credentialcalls
-from .models import Credential
+from .models import Credential, MasterKey
 from .records import all_of
 from .transport import SyncDriver
 
@@ -44,3 +44,10 @@ class Credentials:
     def delete(self, name: str) -> None:
         """Forgets a credential; connections that use it are cut."""
         self._driver.run(credentialcalls.delete_credential(name))
+
+    def rotate_key(self) -> MasterKey:
+        """Makes a new master key and seals all stored values of the installation with it. Needs a key with the scope `installation`.
+
+        Raises `Conflict("master_key_foreign")` where the operator keeps the master key.
+        """
+        return self._driver.run(credentialcalls.rotate_master_key())

@@ -520,6 +520,13 @@ class Credential(_Record, frozen=True, kw_only=True):
     updated_at: float | None = None
 
 
+class MasterKey(_Record, frozen=True, kw_only=True):
+    """The key that stored credentials are sealed with: its name, and how many credentials there are."""
+
+    key_id: str
+    sealed: int = 0
+
+
 class ServiceEvent(_Record, frozen=True, kw_only=True):
     """Something changed in the project: an element of the event stream."""
 

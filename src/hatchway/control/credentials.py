@@ -13,7 +13,7 @@ from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import HatchwayError, NotFound
 from hatchway.storage import credentials
 from hatchway.storage.rows import CredentialRow
-from hatchway.wire.broker import Source, SourceCheck, SourceRef, VaultPath
+from hatchway.wire.broker import Rotated, Source, SourceCheck, SourceRef, VaultPath
 from hatchway.wire.message import Empty
 
 NAME = r"[a-z0-9](?:[a-z0-9._-]|/(?=[a-z0-9])){0,63}"
@@ -100,6 +100,19 @@ class CredentialPage(views.View, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
+class MasterKey(views.View, frozen=True, kw_only=True):
+    """The key that stored values are sealed with from now on: its name, which says nothing of it, and how many credentials there are."""
+
+    key_id: str
+    sealed: int
+
+
+class MasterKeyAnswer(views.View, frozen=True, kw_only=True):
+    """A master key."""
+
+    master_key: MasterKey
+
+
 async def put(call: Call[PutCredential]) -> Response:
     """Makes a credential or changes one, for requests that are sent from now on. Where the broker refuses it, the former one stays."""
     name, body = _name(call), call.body
@@ -154,6 +167,13 @@ async def delete(call: Call[NoBody]) -> Response:
         raise
     await call.plane.database.write(credentials.finish_delete, call.project, name, version)
     return answer(None, 204)
+
+
+async def rotate_key(call: Call[NoBody]) -> Response:
+    """Has the broker make a new master key and seal everything with it; the old one is gone then."""
+    made = await call.plane.broker.call("store.rotate", Empty(), Rotated)
+    await call.plane.database.write(credentials.key_rotated, made.key_id)
+    return answer(MasterKeyAnswer(master_key=MasterKey(key_id=made.key_id, sealed=made.sealed)))
 
 
 def _source(project: str, name: str, body: PutCredential) -> Source:
@@ -259,5 +279,16 @@ ENDPOINTS = (
         scope="admin",
         body=NoBody,
         errors=(404, 409, 503),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/master-key/rotate",
+        rotate_key,
+        "Make a new master key for stored credentials",
+        {200: MasterKeyAnswer},
+        "credentials",
+        scope="installation",
+        body=NoBody,
+        errors=(409, 503),
     ),
 )

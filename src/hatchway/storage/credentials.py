@@ -137,6 +137,11 @@ def forget_all(connection: Connection, project: str) -> None:
     connection.execute(delete(credentials).where(credentials.c.project == project))
 
 
+def key_rotated(connection: Connection, key_id: str) -> None:
+    """Notes that the values are sealed with another key."""
+    outbox.append(connection, outbox.INSTALLATION, "credential.key_rotated", key_id, {})
+
+
 def any_of(connection: Connection, project: str) -> bool:
     """Whether there is anything of a project, recorded or on its way."""
     query = select(credentials.c.name).where(credentials.c.project == project).limit(1)
