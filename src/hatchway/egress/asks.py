@@ -1,7 +1,7 @@
 """Requests of one sandbox that are held until somebody decides; nothing of them has left.
 
-An answer holds once, until the sandbox stops or its policy changes, or for a time: for every request with the same key. What is not
-answered in time is denied.
+An answer holds once, until the sandbox stops or its policy changes, or for a time: for every request with the same key, and for no
+longer than the rule says that answers may. What is not answered in time is denied.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from hatchway.domain.ids import new_id
+from hatchway.domain.policy.schema import Ask
 from hatchway.wire.egress import AskAnswer, Asked, AskEnded
 
 MAX_ANSWERS = 1024
@@ -27,7 +28,7 @@ class Asks:
     def __init__(self, tell: Callable[[str, object], None], now: Callable[[], float] = time.time) -> None:
         self._tell = tell
         self._now = now
-        self._held: dict[str, tuple[Asked, asyncio.Future[AskAnswer | None]]] = {}
+        self._held: dict[str, tuple[Asked, Ask, asyncio.Future[AskAnswer | None]]] = {}
         self._answers: dict[tuple[str, str], float] = {}
 
     def __len__(self) -> int:
@@ -35,7 +36,7 @@ class Asks:
 
     def held(self) -> tuple[Asked, ...]:
         """What is held now."""
-        return tuple(asked for asked, _ in self._held.values())
+        return tuple(asked for asked, _, _ in self._held.values())
 
     def answered(self, rule: str, key: str) -> bool:
         """Whether an earlier answer allows this."""
@@ -47,21 +48,22 @@ class Asks:
         del self._answers[rule, key]
         return False
 
-    async def hold(self, asked: Asked, timeout: float, bound: int) -> AskAnswer | None:
+    async def hold(self, asked: Asked, terms: Ask, bound: int) -> AskAnswer | None:
         """Holds a request; returns the answer, None where none came or the ask ended. Raises `TooManyAsks`.
 
+        `terms`: of the rule: how long it is held, and how long an answer may hold.
         `ask_id`, `asked_at` and `expires_at` of `asked` are filled in here. Cancelled: the client is gone, and that is told.
         """
         if len(self._held) >= bound:
             raise TooManyAsks(f"{bound} requests of this sandbox wait for an approval")
         now = self._now()
-        asked = msgspec.structs.replace(asked, ask_id=new_id(), asked_at=now, expires_at=now + timeout)
+        asked = msgspec.structs.replace(asked, ask_id=new_id(), asked_at=now, expires_at=now + terms.timeout)
         future: asyncio.Future[AskAnswer | None] = asyncio.get_running_loop().create_future()
-        self._held[asked.ask_id] = (asked, future)
+        self._held[asked.ask_id] = (asked, terms, future)
         self._tell("gateway.asked", asked)
         why = "client_gone"
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(terms.timeout):
                 answer = await future
             why = ""
             return answer
@@ -74,12 +76,13 @@ class Asks:
 
     def answer(self, answer: AskAnswer) -> None:
         """Takes a decision; one about an ask that is gone changes nothing."""
-        asked, future = self._held.get(answer.ask_id, (None, None))
-        if asked is None or future is None or future.done():
+        asked, terms, future = self._held.get(answer.ask_id, (None, None, None))
+        if asked is None or terms is None or future is None or future.done():
             return
-        if answer.allow and answer.scope in ("session", "ttl"):
-            until = float("inf") if answer.scope == "session" else self._now() + answer.ttl_s
-            self._answers[asked.rule, asked.key] = until
+        longest = {"once": 0.0, "ttl": terms.ttl, "session": float("inf")}[terms.scope]
+        holds = min(longest, {"ttl": answer.ttl_s, "session": float("inf")}.get(answer.scope, 0.0))
+        if answer.allow and holds > 0:
+            self._answers[asked.rule, asked.key] = self._now() + holds
             while len(self._answers) > MAX_ANSWERS:
                 self._answers.pop(next(iter(self._answers)))
         future.set_result(answer)
@@ -88,7 +91,7 @@ class Asks:
         """Denies all that is held, and forgets all answers: the policy changed, or the gateway closes."""
         self._answers.clear()
         held, self._held = self._held, {}
-        for asked, future in held.values():
+        for asked, _, future in held.values():
             self._tell("gateway.ask_ended", AskEnded(ask_id=asked.ask_id, sandbox_id=asked.sandbox_id, why=why))
             if not future.done():
                 future.set_result(None)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hatchway.domain.policy.compiled import Policy
+from hatchway.domain.policy.schema import Ask
 from hatchway.domain.policy.terms import Terms
 from hatchway.domain.policy.verdicts import Action, Protocol, Request, TlsMode, Verdict
 from hatchway.domain.policy.verdicts import Flow as Connection
@@ -40,7 +41,6 @@ PEEK_WITHIN_S = 5.0
 DENIED_PEEK_WITHIN_S = 2.0
 """For the first octets of a connection that is denied anyway."""
 MAX_METHOD = 20
-ASK_WITHIN_S = 120.0
 IDLE_S = 7200.0
 """A connection that is no HTTP, and over which nothing passes for so long, is cut."""
 DENIED_WITHIN_S = 15.0
@@ -569,9 +569,7 @@ class Flow:
         told = self._told() if request is None else {"host": self.host, "method": request.method, "path": request.path}
         gateway.recorder.record(kind, "asked", verdict, data=told)
         holding = asyncio.get_running_loop().create_task(
-            gateway.asks.hold(
-                asked, ASK_WITHIN_S if verdict.ask is None else verdict.ask.timeout, gateway.policy.limits.pending_ask
-            )
+            gateway.asks.hold(asked, verdict.ask or Ask(), gateway.policy.limits.pending_ask)
         )
         client.when_ended(lambda: _cancel(holding))
         try:

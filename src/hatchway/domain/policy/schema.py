@@ -168,9 +168,9 @@ class ClientAuth(StrEnum):
 class Ask(Base, frozen=True, kw_only=True):
     """How a held request is asked about."""
 
-    scope: Literal["once", "session", "ttl"] = "once"
+    scope: Literal["once", "session", "ttl"] = "session"
+    """How long an answer may hold at most: for this request, until the sandbox stops or its policy changes, or `ttl`. Who answers chooses within it."""
     ttl: Seconds = 900.0
-    """How long an answer holds, with the scope `ttl`."""
     key: Annotated[tuple[Literal["host", "port", "method", "path", "query", "rule"], ...], Meta(max_length=6)] = (
         "host",
         "port",
