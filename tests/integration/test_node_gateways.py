@@ -1,0 +1,364 @@
+"""The node's side of the gateways, against a real shard and a real audit writer as processes: what is served, and served again."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.certificates import Authority
+from tests.support.egress_process import Process
+
+from hatchway.domain.errors import HatchwayError, Unavailable, Unprocessable
+from hatchway.node.egress import gateway as one_gateway
+from hatchway.node.egress import gateways as all_gateways
+from hatchway.node.egress import identity
+from hatchway.node.egress.gateway import Gateway
+from hatchway.node.egress.gateways import Gateways
+from hatchway.node.vmm.seam import LaunchRefused
+from hatchway.wire import audit, egress
+from hatchway.wire.egress import AskAnswer, Asked, AskEnded, EgressSpec, GatewayList, PolicyDocument
+from hatchway.wire.message import Empty
+from hatchway.wire.rpc import Connection
+
+WITHIN_S = 30.0
+ID = "sandbox0000000000001"
+
+
+def spec(revision: int, host: str = "a.example", tier: str = "sandbox", **more: Any) -> EgressSpec:
+    """A policy that lets one host pass; `credential=True` with a secret."""
+    rule: dict[str, Any] = {"id": "one", "to": {"hosts": [host]}}
+    document: dict[str, Any] = {"version": 1, "rules": [rule]}
+    if more.pop("credential", False):
+        rule["credentials"] = ["bot"]
+        document["credentials"] = [
+            {"id": "bot", "source": "store:bot", "expose": {"env": "BOT"}, "inject": [{"where": "header"}]}
+        ]
+    text = msgspec.json.encode(document).decode()
+    return EgressSpec(
+        revision=revision, documents=(PolicyDocument(tier=tier, name="web", version=revision, text=text),), **more
+    )
+
+
+class Slots:
+    """What the launcher gives: listeners of a slot, here of this host's loopback. `asked` counts how often."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.refuses: LaunchRefused | None = None
+        self._made = [socket.socket(), socket.socket(type=socket.SOCK_DGRAM), socket.socket()]
+        for sock in self._made:
+            sock.bind(("127.0.0.1", 0))
+        self._made[0].listen(8)
+        self._made[2].listen(8)
+
+    async def listeners(self, sandbox_id: str, generation: int) -> list[int]:
+        self.asked += 1
+        if self.refuses is not None:
+            raise self.refuses
+        return [os.dup(sock.fileno()) for sock in self._made]
+
+    def close(self) -> None:
+        for sock in self._made:
+            sock.close()
+
+
+class World:
+    """A run folder with the sockets of a shard and a writer, and the node's gateways."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = folder
+        self.sandbox = folder / "sandbox"
+        self.slots = Slots()
+        names = (egress.SOCKET.format(shard=0), egress.FDS_SOCKET.format(shard=0), audit.SOCKET)
+        kinds = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_STREAM)
+        self.sockets = [_listen(folder / name, kind) for name, kind in zip(names, kinds, strict=True)]
+        ca = Authority(folder / "pki", "outside").ca
+        config = {"run": str(folder), "net": "127.0.0.0/8", "resolver": ["127.0.0.1", 9], "ca": str(ca), "ports": []}
+        self.shard = Process("egress", config, {"rpc": self.sockets[0], "fds": self.sockets[1]})
+        journal = folder / "journal"
+        journal.mkdir(mode=0o700)
+        self.writer = Process("audit", {"folder": str(journal)}, {"rpc": self.sockets[2]})
+        self.nodes: list[Gateways] = []
+
+    def node(self) -> Gateways:
+        """A node that begins; another one before it has died."""
+        launcher: Any = self.slots
+        made = Gateways(self.run, 1, launcher)
+        self.nodes.append(made)
+        return made
+
+    def gateway(self, node: Gateways) -> Gateway:
+        return node.of(ID, "default", 1, self.sandbox)
+
+    async def served(self) -> list[str]:
+        """What the shard says that it serves."""
+        reader, writer = await asyncio.open_unix_connection(str(self.run / egress.SOCKET.format(shard=0)))
+        connection = Connection(reader, writer)
+        reading = asyncio.ensure_future(connection.run())
+        try:
+            found = await connection.call("gateway.list", Empty(), GatewayList, within=WITHIN_S)
+        finally:
+            await connection.close()
+            await reading
+        return [one.sandbox_id for one in found.gateways]
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            await node.close()
+        await self.shard.kill()
+        await self.writer.kill()
+        self.slots.close()
+        for sock in self.sockets:
+            sock.close()
+
+
+def _listen(path: Path, kind: socket.SocketKind) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, kind)
+    sock.bind(str(path))
+    sock.listen(16)
+    return sock
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hw-") as name:  # sockets' paths end at 108 octets
+        yield Path(name)
+
+
+@pytest.fixture
+async def world(folder: Path) -> AsyncIterator[World]:
+    made = World(folder)
+    try:
+        await made.writer.start()
+        await made.shard.start()
+        yield made
+    finally:
+        await made.close()
+
+
+async def until(holds: Any, what: str) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+    assert holds(), what
+
+
+async def test_it_is_served_before_its_guest_runs_and_forgotten_when_it_is_closed(world: World) -> None:
+    node = world.node()
+    node.start()
+    gateway = world.gateway(node)
+    gateway.say(spec(3))
+    trust = await gateway.open()
+    assert "BEGIN CERTIFICATE" in trust.certificate
+    assert await world.served() == [ID]
+    assert (gateway.state.revision, gateway.state.conditions) == (3, {})
+    file = world.sandbox / identity.FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+    key = identity.read(world.sandbox).ca_key
+    await gateway.close()
+    assert await world.served() == []
+    await gateway.open()
+    assert identity.read(world.sandbox).ca_key == key, "programs that trust its authority go on"
+
+
+async def test_c11_placeholders_are_of_one_run_and_gone_with_it(world: World) -> None:
+    node = world.node()
+    node.start()
+    gateway = world.gateway(node)
+    gateway.say(spec(1, credential=True))
+    first = (await gateway.open()).env["BOT"]
+    assert len(first) >= 32
+    assert "credentials_unavailable" in gateway.state.conditions, "there is no broker here"
+    await gateway.change(spec(2, "b.example", credential=True))
+    assert gateway.trust.env["BOT"] == first, "a change of the policy leaves what the guest has"
+    await gateway.change(spec(3, "b.example"))
+    assert gateway.trust.env == {}
+    await gateway.change(spec(4, credential=True, credentials=()))
+    assert gateway.trust.env == {}, "its policy binds it, and the sandbox may not use it"
+    await gateway.change(spec(5, credential=True))
+    second = gateway.trust.env["BOT"]
+    await gateway.close()
+    assert identity.read(world.sandbox).placeholders == {}
+    third = (await gateway.open()).env["BOT"]
+    assert len({first, second, third}) == 3
+
+
+async def test_g01_a_killed_shard_is_told_everything_again(world: World) -> None:
+    node = world.node()
+    node.start()
+    gateway = world.gateway(node)
+    gateway.say(spec(1))
+    trust = await gateway.open()
+    changed = asyncio.Event()
+    gateway.on_changed = changed.set
+    await world.shard.kill()
+    await until(lambda: not gateway.served, "its end was not seen")
+    with pytest.raises(Unavailable, match="gateway_unavailable"):
+        await gateway.change(spec(2, "b.example"))
+    assert gateway.state.revision == 1, "nobody has said that the newer one holds"
+    await world.shard.start()
+    async with asyncio.timeout(WITHIN_S):
+        await changed.wait()
+    await until(lambda: gateway.served, "it was not served again")
+    assert await world.served() == [ID]
+    assert (gateway.state.revision, gateway.state.conditions) == (2, {}), "and with the newest"
+    assert gateway.trust.certificate != trust.certificate, "the names that it vouches for have changed"
+
+
+async def test_a_restarted_node_goes_on_with_what_is_served_and_closes_what_is_nobodys(world: World) -> None:
+    before = world.node()
+    before.start()
+    gateway = world.gateway(before)
+    gateway.say(spec(1))
+    await gateway.open()
+    await before.close()
+
+    after = world.node()
+    again = world.gateway(after)
+    again.recall(running=True)
+    assert again.state.revision == 1
+    after.start()
+    await until(lambda: again.served, "it was not taken over")
+    assert world.slots.asked == 1, "the shard has its listeners: flows that are open go on"
+    await after.close()
+
+    forgetful = world.node()
+    forgetful.start()
+    async with asyncio.timeout(WITHIN_S):
+        while await world.served():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_policy_is_refused_where_it_cannot_hold_and_nothing_asked_for_runs_without(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_gateway, "READY_WITHIN_S", 0.2)
+    monkeypatch.setattr(one_gateway, "AT_MOST_S", 0.1)
+    node = world.node()
+    node.start()
+    gateway = world.gateway(node)
+    gateway.say(spec(1))
+    world.slots.refuses = LaunchRefused("no_network", "its slot has none")
+    with pytest.raises(Unprocessable, match="network_unavailable"):
+        await gateway.open()
+    await gateway.close()
+    gateway.say(spec(1, tier="project"))
+    assert (await gateway.open()).certificate == ""
+    assert list(gateway.state.conditions) == ["network_unavailable"]
+    world.slots.refuses = None
+    await gateway.close()
+    await world.shard.kill()
+    gateway.say(spec(1))
+    with pytest.raises(Unavailable, match="gateway_unavailable"):
+        await gateway.open()
+    await gateway.close()
+    gateway.say(EgressSpec(revision=2))
+    await gateway.open()
+    assert list(gateway.state.conditions) == ["gateway_unavailable"]
+    # It is served as soon as it can be, although nobody asks for it again.
+    await world.shard.start()
+    await until(lambda: gateway.served, "it was not served when its shard was there")
+    assert gateway.state.conditions == {}
+
+
+async def test_g02_a_policy_that_the_gateway_refuses_leaves_the_former_one(world: World) -> None:
+    node = world.node()
+    node.start()
+    gateway = world.gateway(node)
+    gateway.say(spec(1))
+    await gateway.open()
+    bad = EgressSpec(
+        revision=2, documents=(PolicyDocument(tier="sandbox", name="web", version=2, text='{"version": 9}'),)
+    )
+    await gateway.change(bad)
+    assert gateway.state.revision == 1
+    assert "policy_rejected" in gateway.state.conditions
+    await world.shard.kill()
+    await until(lambda: not gateway.served, "its end was not seen")
+    await world.shard.start()
+    await until(lambda: gateway.served, "it was not served again")
+    assert gateway.state.revision == 1, "the one that was good is what it is served with again"
+    await gateway.change(spec(1, "old.example"))
+    await gateway.change(spec(3, "b.example"))
+    assert (gateway.state.revision, gateway.state.conditions) == (3, {})
+    await gateway.change(spec(2, "old.example"))
+    assert gateway.state.revision == 3, "an older revision changes nothing"
+
+
+async def test_a_shard_that_stays_away_is_told_by_its_sandboxes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_gateways, "AWAY_AFTER_S", 0.1)
+    node = world.node()
+    node.start()
+    gateway = world.gateway(node)
+    gateway.say(spec(1))
+    await gateway.open()
+    await world.shard.kill()
+    await until(lambda: "gateway_unavailable" in gateway.state.conditions, "it did not say so")
+    await world.shard.start()
+    await until(lambda: gateway.state.conditions == {}, "it still says so")
+
+
+async def test_what_is_held_is_told_answered_and_ended_with_its_shard(folder: Path) -> None:
+    """The shard is played here: it takes a request of a guest that is held for a real one to ask."""
+    asked = Asked(
+        ask_id="ask1",
+        sandbox_id=ID,
+        project="default",
+        generation=1,
+        rule="r",
+        host="a.example",
+        port=443,
+        protocol="http",
+    )
+    answers: list[AskAnswer] = []
+    connections: list[Connection] = []
+
+    async def handle(method: str, raw: msgspec.Raw) -> object:
+        if method == "gateway.answer":
+            answers.append(msgspec.msgpack.decode(raw, type=AskAnswer))
+        if method == "gateway.list":
+            return GatewayList(gateways=())
+        return egress.AskList(asks=(asked,)) if method == "gateway.asks" else Empty()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def handler(method: str) -> Any:
+            return lambda _, raw: handle(method, raw)
+
+        connection = Connection(reader, writer, {method: handler(method) for method in egress.METHODS})
+        connections.append(connection)
+        await connection.run()
+
+    server = await asyncio.start_unix_server(accept, str(folder / egress.SOCKET.format(shard=0)))
+    launcher: Any = None
+    node = Gateways(folder, 1, launcher)
+    told: list[Asked] = []
+    ended: list[AskEnded] = []
+    node.on_asked, node.on_ask_ended = told.append, ended.append
+    node.of(ID, "default", 1, folder)
+    node.start()
+    try:
+        await until(lambda: told == [asked], "what was held when it was connected was not told")
+        assert node.asks() == (asked,)
+        await node.answer(AskAnswer(ask_id="ask1", sandbox_id=ID, generation=1, allow=True))
+        assert [one.ask_id for one in answers] == ["ask1"]
+        assert node.asks() == ()
+        other = msgspec.structs.replace(asked, ask_id="ask2")
+        connections[-1].notify("gateway.asked", other)
+        connections[-1].notify("gateway.asked", msgspec.structs.replace(asked, ask_id="ask3", sandbox_id="strange"))
+        await until(lambda: node.asks() == (other,), "what is held now was not told")
+        connections[-1].notify("gateway.ask_ended", AskEnded(ask_id="ask2", sandbox_id=ID, why="timeout"))
+        await until(lambda: [one.ask_id for one in ended] == ["ask2"], "its end was not told")
+        with pytest.raises(HatchwayError, match="unknown_sandbox"):
+            await node.answer(AskAnswer(ask_id="x", sandbox_id="strange", generation=1, allow=True))
+    finally:
+        await node.close()
+        server.close()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                await connection.close()
