@@ -29,9 +29,9 @@ for one in sys.argv[1:]:
     request = urllib.request.Request(url, headers={"Authorization": "Bearer " + token} if token else {})
     try:
         with urllib.request.urlopen(request, timeout=15) as answer:
-            print(answer.status, answer.read().decode())
+            print(answer.status, answer.read().decode().strip())
     except urllib.error.HTTPError as error:
-        print(error.code, error.read().decode())
+        print(error.code, error.read().decode().strip())
     except OSError as error:
         print("failed", error)
 """
