@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -16,10 +17,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.certificates import Authority
 
-from hatchway.domain.errors import Unavailable
-from hatchway.supervisor import folder, logs, roles, supervise
+from hatchway.domain.egress_settings import EgressSettings
+from hatchway.domain.errors import Unavailable, Unprocessable
+from hatchway.supervisor import folder, gateways, logs, roles, supervise
 from hatchway.supervisor.roles import Role
+from hatchway.supervisor.settings import SLOTS, Settings
 from hatchway.wire import supervision, tracing
 
 CLONE_NEWPID = 0x20000000
@@ -308,3 +312,60 @@ def test_a_role_that_never_serves_hangs_after_a_while(tmp_path: Path) -> None:
     assert not one.hangs(), "a start may take longer"
     one.heard_at -= roles.READY_WITHIN_S
     assert one.hangs()
+
+
+# -- gateways, broker, audit writer
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives roles users of their own")
+def test_each_role_has_a_user_of_its_own_and_sockets_only_for_its_callers(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data", egress=EgressSettings(shards=2))
+    ids = settings.identity
+    users = [ids.control, ids.node, ids.audit, ids.broker, *ids.egress]
+    assert len(set(users)) == len(users)
+    assert not set(users) & set(range(ids.vm_base, ids.vm_base + SLOTS))
+    folder.prepare(settings)
+    roles = {role.name: role for role in gateways.roles(settings)}
+    try:
+        assert {name: role.uid for name, role in roles.items()} == {
+            "audit": ids.audit,
+            "broker": ids.broker,
+            "egress-0": ids.egress[0],
+            "egress-1": ids.egress[1],
+        }
+        members = {uid: {uid} for uid in users} | {role.uid: {role.uid, *role.groups} for role in roles.values()}
+        for uid in (ids.control, ids.node):
+            members[uid] |= {ids.audit, ids.broker}
+
+        def callers(name: str) -> set[int]:
+            found = (settings.run / name).stat()
+            assert stat.S_IMODE(found.st_mode) in (0o600, 0o660)
+            by_group = bool(found.st_mode & 0o060)
+            return {uid for uid in users if uid == found.st_uid or (by_group and found.st_gid in members[uid])}
+
+        for shard in range(2):
+            assert callers(f"egress-{shard}.sock") == callers(f"egress-{shard}.fds") == {ids.node}
+        assert callers("broker.sock") == {ids.broker, ids.control, ids.node}
+        assert callers("broker-leg.sock") == {ids.broker, *ids.egress}
+        assert callers("audit.sock") == set(users)
+        for name, owner in (("audit", ids.audit), ("broker", ids.broker)):
+            found = (settings.data_dir / name).stat()
+            assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (owner, 0o700)
+    finally:
+        for role in roles.values():
+            for sock in role.sockets:
+                sock.close()
+
+
+def test_authorities_that_are_none_are_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("this is no certificate")
+    for file in (wrong, tmp_path / "nowhere.pem"):
+        settings = Settings(data_dir=tmp_path, egress=EgressSettings(trusted_ca_files=(str(file),)))
+        with pytest.raises(Unprocessable, match="ca_unusable"):
+            gateways.publish_trusted(settings)
+    good = Authority(tmp_path / "pki", "outside").ca
+    settings = Settings(data_dir=tmp_path, egress=EgressSettings(trusted_ca_files=(str(good),)))
+    gateways.publish_trusted(settings)
+    assert good.read_text() in (tmp_path / "run" / gateways.TRUSTED).read_text()
