@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from hatchway.audit.client import AuditClient
 from hatchway.domain.errors import HatchwayError
 from hatchway.node.dataplane.app import make_app
 from hatchway.node.dataplane.files.limits import FileLimits
@@ -90,8 +91,19 @@ class Node:
         """Serves until standard input ends."""
         sock = socket.socket(fileno=int(str(self.settings["listen_fd"])))
         domains = msgspec.convert(self.settings.get("port_domains", ["localhost"]), tuple[str, ...])
+        journal = None
+        if "audit" in self.settings:
+            most = int(str(self.settings.get("audit_entries", 20_000)))
+            journal = AuditClient(Path(str(self.settings["audit"])), "node", window_s=2.0, max_entries=most)
+            journal.start()
         app = make_app(
-            self.sessions, self.tokens, self, limits=self.plane, file_limits=self.files, port_domains=domains
+            self.sessions,
+            self.tokens,
+            self,
+            limits=self.plane,
+            file_limits=self.files,
+            port_domains=domains,
+            journal=journal,
         )
         self.server = DataPlaneServer(app, [sock])
         await self.server.start()

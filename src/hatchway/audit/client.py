@@ -140,14 +140,20 @@ class AuditClient:
                 "Nothing is let through until the audit writer takes records again; `hatchway doctor` says what ails it.",
             )
 
-    def record(self, entry: Entry) -> None:
-        """Keeps it until it is durable. A refusal like one that was seen in this window is counted. Raises `Unavailable("audit_unavailable")`."""
-        if entry.decision == "denied":
-            counter = self._counter(entry)
+    def record(self, entry: Entry, *, alike: bool = False, done: bool = False) -> None:
+        """Keeps it until it is durable. Raises `Unavailable("audit_unavailable")`.
+
+        A refusal like one that was seen in this window is counted, and so is anything else that is recorded as `alike`. What is `done`
+        already, after `require_room` was asked, is kept beyond the bound, up to twice of it.
+        """
+        denied = entry.decision == "denied"
+        if denied or alike:
+            counter = self._counter(entry, denied)
             if counter is not None:
                 counter.add(entry)
                 return
-        self.require_room()
+        if not done or len(self._kept) >= 2 * self._max_entries or self._octets >= 2 * self._max_octets:
+            self.require_room()
         self._keep(entry)
 
     async def durable(self, entry: Entry) -> None:
@@ -181,20 +187,32 @@ class AuditClient:
 
     # -- counting
 
-    def _counter(self, entry: Entry) -> _Counter | None:
-        """Where a refusal is counted; None for the first of its kind in this window, which is recorded by itself."""
-        scope = (entry.kind, entry.project, entry.sandbox_id, entry.generation, entry.actor, entry.reason)
+    def _counter(self, entry: Entry, denied: bool) -> _Counter | None:
+        """Where it is counted; None for the first of its kind in this window, which is recorded by itself."""
+        scope = (
+            entry.kind,
+            entry.project,
+            entry.sandbox_id,
+            entry.generation,
+            entry.actor,
+            entry.decision,
+            entry.reason,
+        )
         key = (*scope, _encoder.encode(entry.data))
         found = self._counters.get(key)
         if found is not None:
             return found
         differing = self._differing.get(entry.sandbox_id, 0)
         many = len(self._counters) >= MAX_COUNTED
+        if not denied and not many:
+            if not self.full:
+                self._counters[key] = _Counter(entry)
+            return None
         if many or differing >= MAX_KINDS or self.full:
             bare = msgspec.structs.replace(entry, request_id="", data={"folded": True})
             if many:
                 bare = msgspec.structs.replace(bare, sandbox_id="", generation=0, actor="")
-                scope = (entry.kind, entry.project, "", 0, "", entry.reason)
+                scope = (entry.kind, entry.project, "", 0, "", entry.decision, entry.reason)
             return self._counters.setdefault((*scope, None), _Counter(bare))
         self._differing[entry.sandbox_id] = differing + 1
         self._counters[key] = _Counter(entry)

@@ -200,6 +200,7 @@ async def _run(
         archives=archives,
         uses=uses,
         waker=waker,
+        journal=journal,
         routes=[scraping],
     )
     dataplane = DataPlaneServer(app, [data], tls=data_tls)

@@ -21,6 +21,7 @@ from hatchway.domain.errors import (
 )
 from hatchway.node import metrics
 from hatchway.node.activity import Uses
+from hatchway.node.dataplane.accesses import Accesses, Journal
 from hatchway.node.dataplane.archives import Archives
 from hatchway.node.dataplane.archives import make_routes as archive_routes
 from hatchway.node.dataplane.attach import Attach
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 _UNTOLD = frozenset({"Stdin", "Resize", "none"})
 """What is asked for at every key that somebody presses, and what is nowhere: counted, and not written down."""
+_OPEN = frozenset({"/healthz", "/metrics"})
+"""What is answered though nothing can be recorded."""
 _SENT = metrics.DATA_OCTETS.labels("sent")
 _RECEIVED = metrics.DATA_OCTETS.labels("received")
 
@@ -63,13 +66,15 @@ def make_app(
     archives: Archives | None = None,
     uses: Uses | None = None,
     waker: Waker | None = None,
+    journal: Journal | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> "App":
-    """Returns the data plane as an ASGI application; ports have names under `port_domains`; `routes` are further ones that check tokens themselves.
+    """Returns the data plane as an ASGI application; ports have names under `port_domains`; `journal` takes the records of who reached what; `routes`
+    are further ones that check tokens themselves.
 
     Raises `ValueError` for a domain that is none.
     """
-    plane = Plane(sessions, tokens, guests, limits or PlaneLimits(), uses or Uses(), waker)
+    plane = Plane(sessions, tokens, guests, limits or PlaneLimits(), uses or Uses(), waker, Accesses(journal))
     ports = Ports(plane, PortNames(port_domains))
     tcp = "/v1/sandboxes/{sandbox_id}/ports/{port}/tcp"
     at = "/v1/sessions/{session_id}"
@@ -114,8 +119,10 @@ class App:
 
         async def watched(message: Message) -> None:
             nonlocal started, status
-            started = True
             status = message.get("status", status or 101)
+            if not started and message["type"] != "websocket.close":
+                self.plane.accesses.answered(scope, _endpoint(scope), status)
+            started = True
             _SENT.inc(_octets(message))
             await send(message)
 
@@ -133,6 +140,8 @@ class App:
                     "Close some, or try again later.",
                 )
             self._refuse_hosts_of_ports(scope)
+            if scope["path"] not in _OPEN:
+                self.plane.accesses.require_room()
             await self._inner(scope, counted, watched)
         except ClientGone:
             return
@@ -140,6 +149,7 @@ class App:
             if not started:
                 said = _said(error, scope)
                 metrics.note_refusal(said)
+                self.plane.accesses.refused(scope, _endpoint(scope), said)
                 status = said.status
                 await _refuse(said, scope, receive, send)
             else:

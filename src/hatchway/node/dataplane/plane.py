@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hatchway.domain.errors import Conflict, Unavailable
 from hatchway.domain.lifecycle import State, Verb, verbs_from
 from hatchway.node.activity import Uses
+from hatchway.node.dataplane.accesses import Accesses
 from hatchway.node.dataplane.limits import PlaneLimits
 from hatchway.node.dataplane.seam import Guests
 from hatchway.node.dataplane.tokens import TokenChecker
@@ -46,6 +47,7 @@ class Plane:
     limits: PlaneLimits
     uses: Uses = field(default_factory=Uses)
     waker: Waker | None = None
+    accesses: Accesses = field(default_factory=Accesses)
     closing: bool = False
     streams: set[Opened] = field(default_factory=set)
 

@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope
 
 from hatchway.domain import checking
 from hatchway.domain.errors import Gone, NotFound
+from hatchway.node.dataplane.accesses import note_claims
 from hatchway.node.dataplane.tokens import TokenChecker, is_for, may_use_sandbox, may_use_session
 from hatchway.node.sessions.session import Session
 from hatchway.node.sessions.sessions import Sessions, unknown_session
@@ -38,6 +39,7 @@ def claims_of(scope: Scope, tokens: TokenChecker) -> Claims:
     else:
         claims = tokens.check(authorization)
     tracing.bind(sandbox_id=claims.sandbox_id, project=claims.project)
+    note_claims(scope, claims)
     return claims
 
 

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from hatchway.domain.errors import HatchwayError, InvalidRequest, Unauthenticated, Unavailable
 from hatchway.node.dataplane import requests, tokens
+from hatchway.node.dataplane.accesses import note_claims, note_data
 from hatchway.node.dataplane.files.failures import too_many
 from hatchway.node.dataplane.files.limits import FileLimits
 from hatchway.node.dataplane.files.query import Query
@@ -44,10 +45,12 @@ class Files:
         request = Request(scope)
         sandbox_id = str(request.path_params["sandbox_id"])
         claims = self.plane.tokens.check(request.headers.get("authorization"))
+        note_claims(scope, claims)
         tokens.may_use_sandbox(claims, sandbox_id, self.plane.guests.project_of(sandbox_id))
         tokens.may_use_scope(claims, SCOPE)
-        pace = Pace(self.plane.limits)
-        return Call(self, scope, receive, pace.sending(scope, send), claims, sandbox_id, Query(scope, known), pace)
+        pace, query = Pace(self.plane.limits), Query(scope, known)
+        note_data(scope, query.shown())
+        return Call(self, scope, receive, pace.sending(scope, send), claims, sandbox_id, query, pace)
 
     @contextmanager
     def counted(self, sandbox_id: str, *, watch: bool = False) -> Iterator[None]:
@@ -100,6 +103,7 @@ class Call:
         body = await requests.read_json(self.scope, self.receive, kind, self.limits.body)
         if body is None:
             raise InvalidRequest("body_missing", "The request has no body.", "Send a JSON object.")
+        note_data(self.scope, body)
         return body
 
     async def answer(self, value: object, status: int = 200) -> None:

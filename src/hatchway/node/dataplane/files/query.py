@@ -80,6 +80,11 @@ class Query:
                 raise InvalidRequest("invalid_field", f"`{name}` is given twice.", "Give it once.", field=name)
             self._values[name] = unquote_to_bytes(raw_value)
 
+    def shown(self) -> dict[str, str]:
+        """What it says of path and user, for a record; octets that are no text become marks."""
+        names = ("path", "path_base64", "user")
+        return {name: self._values[name].decode(errors="replace") for name in names if name in self._values}
+
     def path(self) -> bytes:
         """`path`, or `path_base64`."""
         value, encoded = self._values.get("path"), self.text("path_base64")

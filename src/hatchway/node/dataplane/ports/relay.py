@@ -72,6 +72,7 @@ class Relay:
         except HatchwayError as error:
             metrics.PORT_REQUESTS.labels(error.code).inc()
             metrics.note_refusal(error)
+            self._ports.plane.accesses.port_refused(error, self._client.peer)
             await self._client.refuse(error)
             return False
 
@@ -97,7 +98,9 @@ class Relay:
             told = [("Location", opening.to), ("Set-Cookie", opening.cookie), ("Referrer-Policy", "no-referrer")]
             await client.answer(303, told)
             return await client.can_go_on()
+        plane.accesses.require_room()
         claims = access.admit(plane, names, port, headers, secure=client.secure)
+        plane.accesses.port(claims, port.sandbox_id, port.number)
         if request.method == b"CONNECT":
             raise MethodNotAllowed("method_not_allowed", "CONNECT is not possible here.", "Use another method.")
         if not target.startswith("/") and target != "*":
