@@ -203,6 +203,31 @@ async def test_a01_pip_installs_and_cannot_reach_what_is_denied(ground: Ground, 
         assert method not in site.arrived
 
 
+async def test_a01_uv_installs_and_shows_what_is_denied(ground: Ground, guest: Guest) -> None:
+    need("uv")
+    built = wheel()
+    link = '<a href="/{}/{}-1.0-py3-none-any.whl">{}-1.0-py3-none-any.whl</a>'
+    site = await site_of(
+        ground,
+        files(
+            {
+                "/simple/thing/": ("text/html", link.format("packages", "thing", "thing").encode()),
+                "/simple/lost/": ("text/html", link.format("private", "lost", "lost").encode()),
+                "/packages/thing-1.0-py3-none-any.whl": ("application/zip", built),
+                "/private/lost-1.0-py3-none-any.whl": ("application/zip", built),
+            }
+        ),
+    )
+    ground.open(spec(rule("index", "index.example", **READ_ONLY)))
+    uv = ["uv", "--no-config", "--no-cache", "pip", "install", "--no-deps", "--python", sys.executable]
+    uv += ["--target", str(guest.home / "lib"), "--index-url", "https://index.example/simple/"]
+    await guest.run(*uv, "thing")
+    assert (guest.home / "lib" / "thing.py").read_text() == "answer = 42\n"
+    said = await guest.run(*uv, "lost", ok=False)
+    assert "Not allowed by the policy of this sandbox, No rule says that GET /private/" in said
+    assert b"/private/" not in site.arrived
+
+
 def package() -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as archive:
