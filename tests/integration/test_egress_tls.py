@@ -314,7 +314,7 @@ def _joined(client_context: ssl.SSLContext, server_context: ssl.SSLContext, name
 
 
 async def test_t22_who_waits_for_the_server_to_speak_first_is_refused_after_a_time(ground, monkeypatch):
-    monkeypatch.setattr("hatchway.egress.flows.PEEK_WITHIN_S", 0.2)
+    monkeypatch.setattr("hatchway.egress.peeking.WITHIN_S", 0.2)
     site = await _index(ground)
     reader, writer = await ground.connect("index.example", 443)
     assert await is_reset(reader, writer)

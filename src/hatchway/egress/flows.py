@@ -12,7 +12,6 @@ with it. What is dialled is the name of the rule, resolved by us. `Flow` is the 
 
 import asyncio
 import logging
-import re
 import socket
 import ssl
 import time
@@ -24,11 +23,12 @@ from hatchway.domain.policy.schema import Ask
 from hatchway.domain.policy.terms import Terms
 from hatchway.domain.policy.verdicts import Action, Protocol, Request, TlsMode, Verdict
 from hatchway.domain.policy.verdicts import Flow as Connection
-from hatchway.egress import tls
+from hatchway.egress import peeking, tls
 from hatchway.egress.asks import TooManyAsks
-from hatchway.egress.client_hello import MAX_HELLO, ClientHello, HelloReader, Malformed, host_name
+from hatchway.egress.client_hello import ClientHello
 from hatchway.egress.http.seam import FlowError, Stream, StreamLost
-from hatchway.egress.streams import TcpStream, relay
+from hatchway.egress.peeking import Denied
+from hatchway.egress.streams import TcpStream, join, relay
 from hatchway.egress.synthetic import is_synthetic
 from hatchway.egress.tls import TlsStream
 from hatchway.egress.upstream import keep_alive
@@ -36,31 +36,13 @@ from hatchway.egress.upstream import keep_alive
 if TYPE_CHECKING:
     from hatchway.egress.gateway import Gateway
 
-PEEK_WITHIN_S = 5.0
-"""For the first octets, and for the whole ClientHello."""
-DENIED_PEEK_WITHIN_S = 2.0
-"""For the first octets of a connection that is denied anyway."""
-MAX_METHOD = 20
 IDLE_S = 7200.0
 """A connection that is no HTTP, and over which nothing passes for so long, is cut."""
 DENIED_WITHIN_S = 15.0
 """For telling a client why its connection is denied."""
 _ALPN = {"1.1": "http/1.1", "2": "h2"}
-_HOST = re.compile(rb"\r\nhost:[ \t]*([a-z0-9.-]{1,254})(?::[0-9]{1,5})?[ \t]*\r\n", re.IGNORECASE)
-_UPPER = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 log = logging.getLogger(__name__)
-
-
-class Denied(Exception):
-    """The connection is not let through. `alert`: the TLS alert that tells its client; None: RST does."""
-
-    def __init__(self, reason: str, explanation: str, verdict: Verdict | None = None, alert: int | None = None) -> None:
-        super().__init__(f"{reason}: {explanation}")
-        self.reason = reason
-        self.explanation = explanation
-        self.verdict = verdict
-        self.alert = alert
 
 
 class _Exchange:
@@ -254,7 +236,7 @@ class Flow:
             return self.address
         try:
             hello = await self._hello(client)
-            name = await _host_in_clear(client) if hello is None else hello.server_name
+            name = await peeking.host_in_clear(client) if hello is None else hello.server_name
         except (Denied, TimeoutError):
             return self.address
         if name is None or not self.gateway.policy.rehomes(name, self.port, self.gateway.now()):
@@ -289,7 +271,7 @@ class Flow:
         self._record_denied(Denied(verdict.reason, verdict.explanation, verdict))
         try:
             async with asyncio.timeout(DENIED_WITHIN_S):
-                hello = await self._hello(client, DENIED_PEEK_WITHIN_S)
+                hello = await self._hello(client, peeking.DENIED_WITHIN_S)
                 stream: Stream = client
                 if hello is not None:
                     if not self.gateway.covers(self.host):
@@ -300,7 +282,7 @@ class Flow:
                 await self.gateway.http.refuse(stream, self, verdict)
                 stream.close()
         except Denied as worse:
-            _end_denied(client, worse)
+            peeking.end_denied(client, worse)
 
     async def _tls_rule(self, client: TcpStream, verdict: Verdict) -> None:
         """A rule for TLS with whatever inside: passed through as it is, or ended here and begun anew."""
@@ -374,47 +356,10 @@ class Flow:
     # -- the client's first octets
 
     async def _hello(self, client: TcpStream, within: float | None = None) -> ClientHello | None:
-        """Reads the ClientHello and puts it back; None where the client speaks no TLS but may speak HTTP. Raises `Denied`."""
-        within = PEEK_WITHIN_S if within is None else within
-        reader, read = HelloReader(), bytearray()
-        try:
-            async with asyncio.timeout(within):
-                while True:
-                    came = await client.read()
-                    read += came
-                    if read and read[0] in _UPPER:
-                        if self._begins_with_method(bytes(read[: MAX_METHOD + 1])) or not came:
-                            return None
-                        continue
-                    hello = self._fed(reader, came)
-                    if hello is not None:
-                        self.sni = hello.server_name or ""
-                        return hello
-                    if not came:
-                        if not read:
-                            return None
-                        raise Denied("hello_malformed", "the connection ended in the middle of the ClientHello")
-        except TimeoutError:
-            raise Denied(
-                "peek_timeout", f"the client did not speak first within {within:.0f} s", self.verdict
-            ) from None
-        finally:
-            client.unread(bytes(read))
-
-    def _fed(self, reader: HelloReader, came: bytes) -> ClientHello | None:
-        try:
-            return reader.feed(came)
-        except Malformed as error:
-            if error.reason == "not_tls":
-                raise Denied("protocol_mismatch", error.explanation, self.verdict) from error
-            raise Denied(error.reason, error.explanation, self.verdict, tls.DECODE_ERROR) from error
-
-    def _begins_with_method(self, data: bytes) -> bool:
-        """Whether a method of HTTP is here; False: it may become one. Raises `Denied` for what is another protocol's beginning."""
-        method, space, _ = data.partition(b" ")
-        if not _UPPER.issuperset(method) or (not space and len(method) > MAX_METHOD):
-            raise Denied("protocol_mismatch", "this is neither TLS nor HTTP", self.verdict)
-        return bool(space)
+        hello = await peeking.hello(client, within)
+        if hello is not None:
+            self.sni = hello.server_name or ""
+        return hello
 
     def _check_name(self, hello: ClientHello) -> None:
         if hello.server_name is None:
@@ -446,7 +391,7 @@ class Flow:
     def _deny(self, client: TcpStream, denied: Denied) -> None:
         self._count_denied(denied.reason)
         self._record_denied(denied)
-        _end_denied(client, denied)
+        peeking.end_denied(client, denied)
 
     def _count_denied(self, reason: str) -> None:
         self.gateway.counts.deny(reason)
@@ -456,7 +401,7 @@ class Flow:
             self.gateway.recorder.record(
                 "egress.connection",
                 "denied",
-                denied.verdict,
+                denied.verdict or self.verdict,
                 reason=denied.reason,
                 data={**self._told(), "explanation": denied.explanation},
             )
@@ -608,59 +553,9 @@ class Flow:
         counts.bytes_out += out
 
 
-def _end_denied(client: TcpStream, denied: Denied) -> None:
-    """An alert for who speaks TLS, RST for everybody else."""
-    if denied.alert is None or client.lost:
-        client.abort()
-    else:
-        client.write(tls.alert(denied.alert))
-        client.close()
-
-
 def _way(verdict: Verdict) -> tuple[object, ...]:
     """How a connection is treated: another way needs another connection."""
     return verdict.protocol, verdict.tls, verdict.terms and (verdict.terms.upstream_ca, verdict.terms.route)
-
-
-async def join(one: Stream, other: Stream) -> None:
-    """Carries octets both ways between streams of any kind until both ended; closes both, or aborts both when one was lost."""
-
-    async def carry(source: Stream, sink: Stream) -> None:
-        while data := await source.read():
-            sink.write(data)
-            await sink.drain()
-        sink.end()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(carry(one, other))
-            group.create_task(carry(other, one))
-    except* (StreamLost, OSError):
-        one.abort()
-        other.abort()
-    one.close()
-    other.close()
-
-
-async def _host_in_clear(client: TcpStream) -> str | None:
-    """The name in the first `Host` of a request in clear, which is put back. HTTP reads it strictly, and refuses what names another."""
-    read = bytearray()
-    try:
-        async with asyncio.timeout(PEEK_WITHIN_S):
-            while b"\r\n\r\n" not in read and len(read) < MAX_HELLO:
-                came = await client.read()
-                if not came:
-                    break
-                read += came
-    finally:
-        client.unread(bytes(read))
-    found = _HOST.search(read)
-    if found is None:
-        return None
-    try:
-        return host_name(found[1])
-    except Malformed:
-        return None
 
 
 def _destination(sock: socket.socket) -> tuple[str, int]:

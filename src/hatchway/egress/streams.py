@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from hatchway.egress.http.seam import StreamLost
+from hatchway.egress.http.seam import Stream, StreamLost
 
 HIGH_WATER = 64 * 1024
 """Octets that may wait in either direction before the side that sends is stopped; fewer where a sandbox has many streams."""
@@ -340,5 +340,25 @@ async def relay(one: TcpStream, other: TcpStream) -> None:
         one.abort()
         other.abort()
         raise
+    one.close()
+    other.close()
+
+
+async def join(one: Stream, other: Stream) -> None:
+    """Carries octets both ways between streams of any kind until both ended; closes both, or aborts both when one was lost."""
+
+    async def carry(source: Stream, sink: Stream) -> None:
+        while data := await source.read():
+            sink.write(data)
+            await sink.drain()
+        sink.end()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(carry(one, other))
+            group.create_task(carry(other, one))
+    except* (StreamLost, OSError):
+        one.abort()
+        other.abort()
     one.close()
     other.close()
