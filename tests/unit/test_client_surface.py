@@ -37,7 +37,7 @@ Conflict ConnectionFailed Credential EffectivePolicy End Exhausted Exit Export F
 Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits MasterKey Misdirected
 NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Policy Pool Project RangeUnsatisfiable Result Sandbox
 SandboxInfo SandboxMetrics SandboxToken ServiceEvent Session SessionEvent SessionInfo Snapshot Started
-StreamLost StreamName Template Terminal Token TooLarge Transfer TransferFailed Unauthenticated Unavailable
+StreamLost StreamName Template Terminal Token TooLarge TooSlow Transfer TransferFailed Unauthenticated Unavailable
 Unprocessable UnsafeArchive UnsupportedMedia Usage WaitTimeout
 """
 

@@ -271,7 +271,7 @@ async def test_a_machine_that_does_not_come_up_says_whether_it_died(
             asyncio.get_running_loop().call_later(0.01, node.launcher.machines[spec.sandbox_id].end, ends)
         raise LinkLost("its agent is silent")
 
-    node.launcher.hooks["setup"] = fall_silent
+    node.connects = fall_silent
     comes_up = (
         node.sandboxes.start(node.sandboxes.get(spec.sandbox_id)) if verb == "start" else node.sandboxes.create(spec)
     )

@@ -6,6 +6,7 @@ HatchwayError
 ├── Unauthenticated     401  no key or token, or one that is not valid
 ├── Forbidden           403  a valid one that may not do this
 ├── NotFound            404
+├── TooSlow             408  the request, or its body, did not come in time
 ├── Conflict            409  not in this state, or not beside the operation in flight
 ├── Gone                410  it was there and is no more
 ├── TooLarge            413
@@ -77,6 +78,12 @@ class NotFound(HatchwayError):
     """There is no such thing, or it belongs to another project."""
 
     status = 404
+
+
+class TooSlow(HatchwayError):
+    """The request, or its body, did not come within its bound of time."""
+
+    status = 408
 
 
 class Conflict(HatchwayError):
@@ -228,6 +235,7 @@ _BY_STATUS: dict[int, type[HatchwayError]] = {
         Unauthenticated,
         Forbidden,
         NotFound,
+        TooSlow,
         Conflict,
         Gone,
         TooLarge,
