@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hatchway.domain.policy import schema
+from hatchway.domain.policy.names import HostPattern
 from hatchway.domain.policy.problems import PolicyError
 from hatchway.domain.policy.reading import canonical, load, stored
 from hatchway.domain.policy.vocabulary import Action, TlsMode
@@ -152,7 +153,7 @@ def test_a_document_that_says_nothing_more_denies_everything() -> None:
         (rule(http={"max": {"body": "1 MB of it"}}), "rules[0].http.max.body", "invalid_size"),
         (rule(action="deny", http={"allow": [{"methods": ["GET"]}]}), "rules[0].http.allow", "contradiction"),
         (rule(action="deny", protocol="tcp"), "rules[0].protocol", "contradiction"),
-        (rule(ask={"scope": "session"}), "rules[0].ask", "contradiction"),
+        (rule(ask={"scope": "once"}), "rules[0].ask", "contradiction"),
         (rule(git={"operations": ["push"]}), "rules[0].git", "contradiction"),
         (rule(expires="2020-01-01"), "rules[0].expires", "expired"),
         (rule(expires="2031-01-01T00:00:00"), "rules[0].expires", "invalid_date"),
@@ -346,6 +347,34 @@ def test_bounds_hold() -> None:
     assert problems_of(rule(to={"hosts": ["x.example"] * 257})) == {"rules[0].to.hosts": "too_many"}
     assert problems_of(rule(reason="x" * 501)) == {"rules[0].reason": "too_long"}
     assert len(problems_of(json.dumps({"version": 1, **{f"k{number}": 1 for number in range(500)}}))) == 100
+
+
+def test_many_hosts_are_bounded_and_compared_in_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def document(hosts: int) -> str:
+        groups = {
+            f"g{at}": {"hosts": [f"a{at * 256 + one}.x.example" for one in range(min(256, hosts - at * 256))]}
+            for at in range(-(-hosts // 256))
+        }
+        rules = [
+            {"id": "many", "to": {"groups": list(groups)}},
+            {"id": "other", "to": {"hosts": ["*.y.example"]}, **PASS},
+        ]
+        return json.dumps({"version": 1, "groups": groups, "rules": rules})
+
+    compared = 0
+    overlaps = HostPattern.overlaps
+
+    def counted(one: HostPattern, other: HostPattern) -> bool:
+        nonlocal compared
+        compared += 1
+        return overlaps(one, other)
+
+    monkeypatch.setattr(HostPattern, "overlaps", counted)
+    load(document(4095), NOW)
+    assert compared == 0
+    assert problems_of(document(4096)) == {"rules": "too_many"}
+    load(document(1).replace("*.y.example", "x.example"), NOW)
+    assert problems_of(document(1).replace("*.y.example", "*.x.example")) == {"rules[1]": "overlap"}
 
 
 def keys(value: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ from ipaddress import ip_network
 from hatchway.domain.policy.addresses import AddressKind, classify
 from hatchway.domain.policy.forms import seconds_of
 from hatchway.domain.policy.names import HostPattern
-from hatchway.domain.policy.ports import PortSet, ports_of
+from hatchway.domain.policy.ports import ports_of
 from hatchway.domain.policy.schema import BuiltIn, ClientAuth, Credential, Document, Rule
 from hatchway.domain.policy.suffixes import is_public_suffix
 from hatchway.domain.policy.text import Place
@@ -31,6 +31,7 @@ _OURS = frozenset(
 """Headers that say how the message goes over the wire: the gateway writes them."""
 _SECRET = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "private-token", "x-auth-token"})
 DNS_PORT = 53
+MAX_DESTINATIONS = 4096
 LONGEST_OBSERVE_S = 31 * 86400.0
 LONGEST_PASSTHROUGH_S = 366 * 86400.0
 SPECIAL_PORTS = frozenset({25, 853})
@@ -40,6 +41,14 @@ def check(document: Document, now: float | None) -> Iterator[Finding]:
     """All that is wrong with a document whose parts are each well-formed."""
     yield from _dates(document, now)
     yield from _once(document)
+    destinations = sum(len(hosts_of(document, rule)) + len(networks_of(document, rule)) for rule in document.rules)
+    if destinations > MAX_DESTINATIONS:
+        yield (
+            ("rules",),
+            "too_many",
+            f"Its rules have {destinations} hosts and networks, those of groups counted for each rule; {MAX_DESTINATIONS} are the bound.",
+            "Split it into several documents.",
+        )
     for name, group in document.groups.items():
         if name in set(BuiltIn):
             yield ("groups", name), "reserved", f"`{name}` is a group that is there already.", "Give it another name."
@@ -53,9 +62,9 @@ def check(document: Document, now: float | None) -> Iterator[Finding]:
         yield from _tls(rule, place)
         yield from _conditions(rule, place)
         yield from _headers(rule, place)
+        yield from _bound(document, rule, place)
     for number, credential in enumerate(document.credentials):
         yield from _credential(document, credential, ("credentials", number))
-    yield from _overlaps(document)
     if document.ceiling and (document.credentials or document.default == "ask" or document.mode == "observe"):
         yield (
             ("ceiling",),
@@ -158,10 +167,7 @@ def _destination(document: Document, rule: Rule, place: Place) -> Iterator[Findi
                 "Leave the conditions out, or name hosts.",
             )
         return
-    cidrs = [
-        *to.cidrs,
-        *(cidr for name in to.groups if name in document.groups for cidr in document.groups[name].cidrs),
-    ]
+    cidrs = networks_of(document, rule)
     if not cidrs:
         return
     if protocol_of(rule) in HTTP_FAMILY or tls_of(rule) is TlsMode.INTERCEPT:
@@ -356,57 +362,33 @@ def _credential(document: Document, credential: Credential, place: Place) -> Ite
         yield place, "unused_credential", "No rule has this credential.", "Add its id to a rule's `credentials`."
 
 
-def _overlaps(document: Document) -> Iterator[Finding]:
-    """Rules whose flows would have to be treated in two ways, and credentials where nothing is intercepted."""
+def _bound(document: Document, rule: Rule, place: Place) -> Iterator[Finding]:
+    """What a rule says of credentials."""
     known = {credential.id for credential in document.credentials}
-    seen: dict[str, list[tuple[int, Rule, list[HostPattern], PortSet]]] = {}
-    for number, rule in enumerate(document.rules):
-        place: Place = ("rules", number)
-        for at, name in enumerate(rule.credentials):
-            if name not in known:
-                yield (
-                    (*place, "credentials", at),
-                    "unknown_credential",
-                    f"There is no credential `{name}`.",
-                    "Define it in `credentials`.",
-                )
-        if rule.credentials and (
-            rule.action is Action.DENY or protocol_of(rule) not in HTTP_FAMILY or tls_of(rule) is not TlsMode.INTERCEPT
-        ):
+    for at, name in enumerate(rule.credentials):
+        if name not in known:
             yield (
-                (*place, "credentials"),
-                "credential_without_interception",
-                "A credential can only be put into requests over TLS that is intercepted.",
-                "Use `protocol: http` with `tls: {mode: intercept}`, or leave the credential out.",
+                (*place, "credentials", at),
+                "unknown_credential",
+                f"There is no credential `{name}`.",
+                "Define it in `credentials`.",
             )
-        if rule.credentials and rule.client_auth is ClientAuth.ALLOW:
-            yield (
-                (*place, "client_auth"),
-                "contradiction",
-                "Where a credential is put in, the client's own is taken out.",
-                "Use `forbid` or `placeholder_only`.",
-            )
-        if rule.action is Action.DENY:
-            continue
-        patterns = [HostPattern.parse(text) for text in hosts_of(document, rule)]
-        ports = ports_of(rule)
-        others = (other for way, those in seen.items() if way != treatment(rule) for other in those)
-        for other_number, other, other_patterns, other_ports in others:
-            if not ports.overlaps(other_ports):
-                continue
-            shared = next(
-                (pattern for pattern in patterns for against in other_patterns if pattern.overlaps(against)), None
-            )
-            if shared is not None:
-                yield (
-                    place,
-                    "overlap",
-                    f"For {shared} on a port of both it is `{treatment(rule)}`, while rules[{other_number}]"
-                    f" (`{other.id}`) says `{treatment(other)}`.",
-                    "Give one of them other hosts or ports.",
-                )
-                break
-        seen.setdefault(treatment(rule), []).append((number, rule, patterns, ports))
+    if rule.credentials and (
+        rule.action is Action.DENY or protocol_of(rule) not in HTTP_FAMILY or tls_of(rule) is not TlsMode.INTERCEPT
+    ):
+        yield (
+            (*place, "credentials"),
+            "credential_without_interception",
+            "A credential can only be put into requests over TLS that is intercepted.",
+            "Use `protocol: http` with `tls: {mode: intercept}`, or leave the credential out.",
+        )
+    if rule.credentials and rule.client_auth is ClientAuth.ALLOW:
+        yield (
+            (*place, "client_auth"),
+            "contradiction",
+            "Where a credential is put in, the client's own is taken out.",
+            "Use `forbid` or `placeholder_only`.",
+        )
 
 
 def hosts_of(document: Document, rule: Rule) -> list[str]:
@@ -414,6 +396,14 @@ def hosts_of(document: Document, rule: Rule) -> list[str]:
     return [
         *rule.to.hosts,
         *(host for name in rule.to.groups if name in document.groups for host in document.groups[name].hosts),
+    ]
+
+
+def networks_of(document: Document, rule: Rule) -> list[str]:
+    """The networks of a rule, with those of its groups."""
+    return [
+        *rule.to.cidrs,
+        *(cidr for name in rule.to.groups if name in document.groups for cidr in document.groups[name].cidrs),
     ]
 
 
@@ -425,11 +415,3 @@ def protocol_of(rule: Rule) -> Protocol:
 def tls_of(rule: Rule) -> TlsMode:
     """How a rule treats TLS."""
     return rule.tls.mode or (TlsMode.NONE if protocol_of(rule) is Protocol.TCP else TlsMode.INTERCEPT)
-
-
-def treatment(rule: Rule) -> str:
-    """What has to be one for all flows to a name and port: who ends TLS, and whether requests are looked at."""
-    protocol, mode = protocol_of(rule), tls_of(rule)
-    if protocol in HTTP_FAMILY:
-        return "intercept" if mode is TlsMode.INTERCEPT else "http in clear"
-    return {TlsMode.PASSTHROUGH: "passthrough", TlsMode.INTERCEPT: "intercepted relay"}.get(mode, "tcp")

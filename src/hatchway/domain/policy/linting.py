@@ -241,17 +241,19 @@ def _shadow(rule: CompiledRule, policy: Policy, now: float) -> CompiledRule | No
     for other in policy.rules:
         if other is rule or other.action is not rule.action or not other.active(now) or other.expires < rule.expires:
             continue
-        if not _alike(rule, other) or (_alike(other, rule) and _covers(rule, other) and other.order > rule.order):
+        if not _covers(other, rule) or not _alike(rule, other):
             continue
-        if _covers(other, rule):
+        if not (_covers(rule, other) and other.order > rule.order):
             return other
     return None
 
 
 def _alike(rule: CompiledRule, other: CompiledRule) -> bool:
-    neutral = {"rule": None, "reason": "", "expires": None}
-    same = msgspec.structs.replace(rule.terms, **neutral) == msgspec.structs.replace(other.terms, **neutral)
-    return same and rule.ask == other.ask
+    return rule.ask == other.ask and all(
+        getattr(rule.terms, name) == getattr(other.terms, name)
+        for name in rule.terms.__struct_fields__
+        if name not in ("rule", "reason", "expires")
+    )
 
 
 def _covers(other: CompiledRule, rule: CompiledRule) -> bool:

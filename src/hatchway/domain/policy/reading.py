@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from msgspec import inspect
 
 from hatchway.domain.policy.checks import check
 from hatchway.domain.policy.forms import FORMS, FormRefused, kind_of
+from hatchway.domain.policy.overlaps import overlaps, treatment
 from hatchway.domain.policy.problems import MAX_PROBLEMS, PolicyError, Problem
 from hatchway.domain.policy.schema import LATER, Document
 from hatchway.domain.policy.text import Place, in_words, parse
@@ -31,10 +32,23 @@ def load(text: str, now: float | None = None) -> Document:
     problems = reader.problems
     if not problems:
         problems = [reader.placed(*found) for found in check(document, now)]
+    if not problems:
+        problems = [reader.placed(*found) for found in _overlaps(document)]
     if problems:
         raise PolicyError(sorted(problems, key=lambda problem: problem.line or 0))
     made: Document = document
     return made
+
+
+def _overlaps(document: Document) -> Iterator[tuple[Place, str, str, str]]:
+    for number, other, pattern in overlaps(document):
+        rule, earlier = document.rules[number], document.rules[other]
+        yield (
+            ("rules", number),
+            "overlap",
+            f"For {pattern} on a port of both it is `{treatment(rule)}`, while rules[{other}] (`{earlier.id}`) says `{treatment(earlier)}`.",
+            "Give one of them other hosts or ports.",
+        )
 
 
 def canonical(document: Document) -> str:

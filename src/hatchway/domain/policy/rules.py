@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import unquote_plus, urlencode
 
 from hatchway.domain.policy.addresses import AddressKind, Network, parse_network
-from hatchway.domain.policy.checks import hosts_of, protocol_of, tls_of
+from hatchway.domain.policy.checks import hosts_of, networks_of, protocol_of, tls_of
 from hatchway.domain.policy.forms import NEVER_METHODS, seconds_of
 from hatchway.domain.policy.names import HostPattern
 from hatchway.domain.policy.paths import PathPattern, SegmentGlob, segments_of, split_further
@@ -144,10 +144,7 @@ class CompiledRule:
         self.action = Action.DENY if sub_deny else rule.action
         denies = self.action is Action.DENY
         self.hosts = tuple(map(HostPattern.parse, hosts_of(document, rule)))
-        groups = [document.groups[name] for name in rule.to.groups if name in document.groups]
-        self.networks: tuple[Network, ...] = tuple(
-            parse_network(text) for text in (*rule.to.cidrs, *(cidr for group in groups for cidr in group.cidrs))
-        )
+        self.networks: tuple[Network, ...] = tuple(map(parse_network, networks_of(document, rule)))
         self.kinds = frozenset(_KINDS[BuiltIn(name)] for name in rule.to.groups if name not in document.groups)
         self.ports = ports_of(rule)
         self.special_ports = rule.special_ports is not None and rank <= 1
