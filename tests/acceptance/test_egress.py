@@ -161,7 +161,7 @@ def fetch(sandbox: Sandbox, *urls: str) -> list[str]:
 
 def test_what_the_policy_allows_arrives_and_nothing_else(outward: Service, site: Site) -> None:
     site.arrived.clear()
-    with outward.client() as hatchway, hatchway.sandboxes.create(memory_mib=256, policy=site.policy()) as sandbox:
+    with outward.client() as hatchway, hatchway.sandboxes.create(policy=site.policy()) as sandbox:
         url = f"https://{NAME}:{site.port}"
         allowed, refused, *others = fetch(
             sandbox,
@@ -212,7 +212,7 @@ def test_a_secret_never_enters_and_each_generation_has_placeholders_of_its_own(o
 
     with (
         outward.client() as hatchway,
-        hatchway.sandboxes.create(memory_mib=256, policy=site.policy(credential=True)) as sandbox,
+        hatchway.sandboxes.create(policy=site.policy(credential=True)) as sandbox,
     ):
         before = identity(sandbox)
         site.arrived.clear()
@@ -269,7 +269,7 @@ def test_g01_killed_roles_open_nothing_and_are_back(
 
 @pytest.fixture(scope="module")
 def steady(outward: Service, site: Site) -> Iterator[Sandbox]:
-    with outward.client() as hatchway, hatchway.sandboxes.create(memory_mib=256, policy=site.policy()) as sandbox:
+    with outward.client() as hatchway, hatchway.sandboxes.create(policy=site.policy()) as sandbox:
         yield sandbox
 
 
