@@ -12,7 +12,7 @@ from pathlib import Path
 from hatchway.chaos.model import Divergence
 from hatchway.client import AsyncHatchway, HatchwayError
 
-ROLES = ("control", "node", "launcher")
+ROLES = ("control", "node", "launcher", "audit", "broker", "egress-0")
 MEMORY, DISK = "/dev/shm/chaos", "/var/tmp/chaos"
 WITHIN_S = 120.0
 SETTLED_S = 11.0
