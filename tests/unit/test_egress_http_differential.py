@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 
+import h2.config
+import h2.connection
 import httptools
 import pytest
 from hypothesis import example, given, settings
@@ -60,9 +62,9 @@ async def answer_all(line: PlayedStream) -> None:
         line.feed(OK)
 
 
-async def compare(octets: bytes, cuts: list[int]) -> int:
+async def compare(octets: bytes, cuts: list[int], alpn: str = "http/1.1") -> int:
     """Sends octets in pieces through the gateway, and compares; returns how many requests went on."""
-    flow = PlayedFlow(policy_of(ALL), answer_all)
+    flow = PlayedFlow(policy_of(ALL), answer_all, alpn=alpn)
     places = sorted({0, len(octets), *(cut % (len(octets) + 1) for cut in cuts)})
     answer = await say(flow, *[octets[a:b] for a, b in itertools.pairwise(places) if a < b])
     decided = [
@@ -172,3 +174,42 @@ def test_what_was_decided_is_what_another_parser_finds(
         at %= len(octets) + 1
         octets[at : at + out] = junk
     asyncio.run(compare(bytes(octets), cuts))
+
+
+def conversation() -> bytes:
+    """What a client of HTTP/2 sends that asks for four things."""
+    client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    client.initiate_connection()
+    for number, (method, path) in enumerate((("GET", "/a"), ("POST", "/b"), ("GET", "/c?x"), ("PUT", "/d"))):
+        stream = 2 * number + 1
+        fields = [
+            (":method", method),
+            (":scheme", "https"),
+            (":authority", "index.example"),
+            (":path", path),
+            ("x-a", "1"),
+        ]
+        client.send_headers(stream, fields, end_stream=method == "GET")
+        if method != "GET":
+            client.send_data(stream, b"hello", end_stream=True)
+    return client.data_to_send()
+
+
+TALK = conversation()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(24, len(TALK)), st.integers(0, 4), st.binary(max_size=4)), max_size=4),
+    st.lists(st.integers(0, len(TALK)), max_size=3),
+)
+@example([], [])
+def test_what_was_decided_on_a_stream_is_what_another_parser_finds(
+    changes: list[tuple[int, int, bytes]], cuts: list[int]
+) -> None:
+    """A conversation in HTTP/2 with octets changed behind its preface: frames, lengths, flags, packed headers."""
+    octets = bytearray(TALK)
+    for at, out, junk in changes:
+        octets[at : at + out] = junk
+    went = asyncio.run(compare(bytes(octets), cuts, alpn="h2"))
+    assert went == 4 or changes
