@@ -298,6 +298,48 @@ async def test_a_stream_that_its_client_gave_up_ends_outside_too() -> None:
     await client.over()
 
 
+@pytest.mark.parametrize("held", [False, True])
+async def test_a_stream_that_waits_for_an_answer_ends_when_its_client_gives_it_up(held: bool) -> None:
+    """Also one that is held for an approval: nothing goes on for nobody, and nothing is dialled for it afterwards."""
+
+    async def silent(line: PlayedStream) -> None:
+        await line.until(lambda one: one.over)
+
+    flow = PlayedFlow(policy_of(rule(action="ask") if held else ALL), silent, alpn="h2")
+    flow.held, flow.answers = asyncio.Event(), [True]
+    client = Client(flow)
+    number = client.ask(plain())
+    async with asyncio.timeout(10):
+        while not (flow.asked if held else flow.arrived):
+            await asyncio.sleep(0)
+    client.h2.reset_stream(number)
+    client.flush()
+    if held:
+        async with asyncio.timeout(10):
+            while len(asyncio.all_tasks()) > 2 + len(flow.lines):
+                await asyncio.sleep(0)
+        flow.held.set()
+        assert not flow.lines
+    else:
+        await flow.lines[0].until(lambda line: line.aborted)
+        assert not flow.exchanges
+    await client.over()
+
+
+async def test_a_fault_in_one_stream_ends_the_connection_and_is_not_hidden() -> None:
+    client = client_of()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    client.flow.decide = broken  # type: ignore[assignment,method-assign]  # a fault of ours
+    client.ask(plain())
+    with pytest.raises(ZeroDivisionError):
+        await client.played.ended()
+    assert client.stream.aborted
+    await client.over()
+
+
 async def test_bodies_wait_within_the_window_of_their_stream() -> None:
     """An upstream that takes nothing lets the client send no more than the window."""
     client = client_of(answers=())

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 
 import h2.config
 import h2.connection
@@ -78,7 +79,12 @@ async def compare(octets: bytes, cuts: list[int], alpn: str = "http/1.1") -> int
         server = Server()
         server.read(bytes(line.written))
         found += server.requests
-    assert found == decided
+    if (
+        alpn == "h2"
+    ):  # streams go on beside each other, and one may be given up between the decision and its first octet
+        assert not Counter(found) - Counter(decided)
+    else:
+        assert found == decided
     assert answer.count(b"HTTP/1.1 200 OK\r\n") <= len(decided)
     return len(decided)
 

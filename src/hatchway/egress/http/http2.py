@@ -151,6 +151,7 @@ class Http2:
         self._control: collections.deque[float] = collections.deque()
         self._judge: Callable[[RequestHead], HatchwayError] | None = None
         self._over = False
+        self._failed: BaseException | None = None
 
     async def serve(self) -> None:
         """Serves streams until the client is done. Raises `StreamLost`."""
@@ -158,6 +159,10 @@ class Http2:
         self.flush()
         try:
             await self._read_on()
+        except StreamLost:
+            if self._failed is not None:
+                raise self._failed from None  # a fault of ours ended it
+            raise
         finally:  # what is still in hand is for nobody any more
             for task in self._tasks:
                 task.cancel()
@@ -261,9 +266,19 @@ class Http2:
 
     def _start(self, stream: "Incoming2", work: Coroutine[Any, Any, None]) -> None:
         self.streams[stream.number] = stream
-        task = asyncio.get_running_loop().create_task(work)
+        stream.task = task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def over(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            self.streams.pop(stream.number, None)
+            stream.leave()
+            self.flush()
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._failed = error
+                self.client.abort()
+
+        task.add_done_callback(over)
 
     async def _refused(self, stream: "Incoming2", error: HatchwayError) -> None:
         await self._to_end(stream, self.exchanges.refuse(stream, error))
@@ -276,10 +291,6 @@ class Http2:
             await work
         except (Over, StreamLost, TimeoutError):
             stream.break_off()
-        finally:
-            stream.leave()
-            self.streams.pop(stream.number, None)
-            self.flush()
 
     def _data(self, event: h2.events.DataReceived) -> None:
         assert event.stream_id is not None
@@ -326,6 +337,7 @@ class Incoming2:
         self.head = head
         self.window = asyncio.Event()
         self.alarm = Alarm()
+        self.task: asyncio.Task[None] | None = None
         self.gone = False
         """Nobody takes its body, or its answer, any more."""
         self._connection = connection
@@ -351,7 +363,12 @@ class Incoming2:
         self._came.set()
 
     def reset(self) -> None:
-        """The client gave it up, or broke the protocol."""
+        """The client gave it up, or broke the protocol: whatever is done for it ends, a held request or a silent upstream too."""
+        self._give_up()
+        if self.task is not None:
+            self.task.cancel()
+
+    def _give_up(self) -> None:
         self.gone = True
         self._came.set()
         self.window.set()
@@ -445,7 +462,7 @@ class Incoming2:
         if not self._finished:
             self._finished = True
             self._reset_stream(_CODES.INTERNAL_ERROR)
-        self.reset()
+        self._give_up()
 
     def _next(self) -> bytes:
         data, size = self._pieces.pop(0)
