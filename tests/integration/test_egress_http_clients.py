@@ -120,6 +120,26 @@ async def test_curl(ground: Ground, guest: Guest, version: str) -> None:
     assert "Could not resolve host" in said
 
 
+async def test_g21_curl_in_clear(ground: Ground, guest: Guest) -> None:
+    """Only by a rule for it, and held to the same; HTTP/2 without TLS is none of it (H23)."""
+    need("curl")
+    site = await ground.internet.site("index.example", port=80, handler=serving(hello), number=10)
+    clear = {"tls": {"mode": "none"}, "http": {"allow": [{"methods": ["GET"], "paths": ["/ok"]}]}}
+    ground.open(spec(rule("index", "index.example", **clear), rule("other", "other.example")))
+    assert await guest.run("curl", "-sS", "http://index.example/ok") == "hello GET /ok "
+    assert "path_not_allowed" in await guest.run("curl", "-sS", "http://index.example/secret")
+    assert "authority_mismatch" in await guest.run(
+        "curl", "-sS", "-H", "Host: other.example", "http://index.example/ok"
+    )
+    arrived = site.arrived
+    await guest.run("curl", "-sS", "--http2-prior-knowledge", "http://index.example/ok", ok=False)
+    assert await guest.run("curl", "-sS", "--http2", "http://index.example/ok") == "hello GET /ok "
+    assert b"upgrade" not in site.arrived.lower()
+    assert b"secret" not in site.arrived
+    assert site.arrived.count(b"GET /ok") == arrived.count(b"GET /ok") + 1
+    assert "port_not_allowed" in await guest.run("curl", "-sS", "http://other.example/"), "it is allowed over TLS alone"
+
+
 PYTHON = """
 import sys
 {imports}

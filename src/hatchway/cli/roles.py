@@ -188,7 +188,10 @@ def bench(
 def chaos(
     kills: Annotated[int, typer.Option("--kills", min=1, max=100_000, help="How many processes are killed.")] = 300,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="ROLE,...", help="Of control, node, launcher, audit, broker and egress-0; default: all.")
+        str | None,
+        typer.Option(
+            "--only", metavar="ROLE,...", help="Of control, node, launcher, audit, broker and egress-0; default: all."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Walk as an earlier run did.")] = None,
     data_dir: DataDir = None,
