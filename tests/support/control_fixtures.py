@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tests.support import postgres
 from tests.support.control_service import Service, in_process
 from tests.support.node_double import NodeDouble
@@ -51,3 +52,19 @@ async def service(folder: Path, node: NodeDouble, database_url: str | None) -> A
         await running.ready()
         await node.followed()
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing() -> AsyncIterator[Service]:
+    """A control plane and its node for all tests of a module, which leave them as they found them; on SQLite."""
+    with tempfile.TemporaryDirectory(prefix="hw-") as name:
+        folder = Path(name)
+        double = NodeDouble(folder / "node.sock")
+        await double.start()
+        try:
+            async with in_process(ControlConfig(folder=folder / "control", node_socket=double.path)) as running:
+                await running.ready()
+                await double.followed()
+                yield running
+        finally:
+            await double.die()
