@@ -499,7 +499,7 @@ rules:
     assert said(asked.connect(Flow(host="evil.example", port=443), NOW)) == "beyond_ceiling"
     assert said(asked.name("evil.example", NOW)) == "beyond_ceiling"
     assert said(asked.name("any.example", NOW)) == "beyond_ceiling"
-    assert said(asked.connect(Flow(host="a.corp.example", port=443), NOW)) == "beyond_ceiling"
+    assert said(asked.connect(Flow(host="a.corp.example", port=443), NOW)) == "inspection_required"
     assert said(asked.connect(Flow(host="db.example", port=5432), NOW)) == "allow"
 
 

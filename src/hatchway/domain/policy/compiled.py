@@ -155,7 +155,9 @@ class Policy:
                 reason = "port_not_allowed"
             later = protocol is Protocol.HTTP
             if not later and self._opaque_beyond(key, _OPAQUE[tls], now):
-                return _deny("beyond_ceiling", f"{what} would be seen less of than the ceiling admits.")
+                return _deny(
+                    "inspection_required", f"{what} would be seen less of than the ceiling admits. Allow it as `http`."
+                )
             return self._without_rule(
                 f"{what} can be reached", now, protocol, tls, reason or "no_rule", f"{key[0]}:{key[1]}", later=later
             )
@@ -187,7 +189,11 @@ class Policy:
                 alike[0].ref,
             )
         if self._opaque_beyond(key, least, now):
-            return _deny("beyond_ceiling", f"{what} would be seen less of than the ceiling admits.", alike[0].ref)
+            return _deny(
+                "inspection_required",
+                f"{what} would be seen less of than the ceiling admits. Allow it as `http`.",
+                alike[0].ref,
+            )
         asking = _first(gate for gate in passing if gate.action is Action.ASK)
         granting = _first(gate for gate in alike if gate.action is Action.ALLOW) or alike[0]
         terms = granting.terms
