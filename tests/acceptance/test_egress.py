@@ -200,6 +200,48 @@ def _applied(sandbox: Sandbox) -> bool:
     return policy is not None and policy["applied_revision"] == policy["revision"]
 
 
+def files_with(folder: Path, what: str) -> list[Path]:
+    """The files below a folder that have a text in them; holes are not read."""
+    found = []
+    for path in folder.rglob("*"):
+        if not path.is_file() or path.is_symlink():
+            continue
+        with open(path, "rb") as file:
+            if any(what.encode() in piece for piece in _data(file.fileno())):
+                found.append(path)
+    return found
+
+
+def _data(fd: int) -> Iterator[bytes]:
+    at, size = 0, os.fstat(fd).st_size
+    while at < size:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:
+            return
+        end = os.lseek(fd, at, os.SEEK_HOLE)
+        while at < end:
+            piece = os.pread(fd, min(1 << 24, end - at) + 64, at)  # the next piece begins within this one's end
+            yield piece
+            at += max(1, len(piece) - 64) if at + len(piece) < end else len(piece)
+
+
+def memory_has(pid: int, what: str) -> bool:
+    """Whether a text is anywhere in a process's memory."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            span, rights = line.split()[:2]
+            begin, end = (int(text, 16) for text in span.split("-"))
+            if "r" in rights and "[v" not in line:
+                try:
+                    memory.seek(begin)
+                    if what.encode() in memory.read(end - begin):
+                        return True
+                except (OSError, OverflowError):
+                    continue  # a mapping of a device, or one that is gone
+    return False
+
+
 def test_a_secret_never_enters_and_each_generation_has_placeholders_of_its_own(outward: Service, site: Site) -> None:
     url = f"https://{NAME}:{site.port}/ok/secret"
     put = outward.run("credentials", "put", "bot", "--host", NAME, "--from-stdin", input=CANARY.encode())
@@ -222,7 +264,14 @@ def test_a_secret_never_enters_and_each_generation_has_placeholders_of_its_own(o
         assert CANARY not in answer
         assert CANARY not in sandbox.run(["sh", "-c", "cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'"]).stdout
 
+        memories = {name: memory_has(pid, CANARY) for name, pid in _roles(outward).items() if name != "launcher"}
+        assert {name for name, has in memories.items() if has} <= {"broker", "control"}, memories
+        assert memories["broker"]
+
         sandbox.suspend()
+        # All that there is of the guest, and all else that the service keeps, lies in files now.
+        assert any("node" in path.parts for path in files_with(outward.data_dir, before[0]))
+        assert files_with(outward.data_dir, CANARY) == []
         sandbox.restore()
         after = identity(sandbox)
         assert after[0] != before[0]
