@@ -9,7 +9,7 @@ NEEDED = ["--run-dir", "/r", "--shim", "/s"]
 def test_defaults() -> None:
     options = parse(NEEDED)
     assert (options.run_dir, options.shim, options.peer_uids) == ("/r", "/s", ())
-    assert (options.uid_base, options.slots, options.stock, options.listen_fd) == (1_900_000_000, 1024, 4, None)
+    assert (options.uid_base, options.slots, options.stock, options.listen_fd) == (1_900_000_000, 1024, 8, None)
 
 
 def test_all() -> None:

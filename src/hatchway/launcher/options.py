@@ -10,7 +10,7 @@ USAGE = """usage: python -I -m hatchway.launcher --run-dir DIR --shim FILE [opti
   --peer-uid N       user that may ask; repeated; the first owns the VMs' sockets (default: the launcher's own)
   --uid-base N       VM in slot K runs as user N + K (default 1900000000)
   --slots N          most VMs at once (default 1024)
-  --stock N          slots prepared ahead (default 4)
+  --stock N          slots prepared ahead (default 8)
   --memory-mib N     most memory of all VMs together, in MiB (default: what the host has)
   --listen-fd N      listening SOCK_SEQPACKET socket (default: binds DIR/launcher.sock)"""
 
@@ -25,7 +25,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     peer_uids: tuple[int, ...] = ()
     uid_base: int = 1_900_000_000
     slots: int = 1024
-    stock: int = 4
+    stock: int = 8
     memory_mib: int = 0
     """Bound of all VMs' memory together; 0: none but the host's own."""
     listen_fd: int | None = None
