@@ -19,7 +19,7 @@ from hatchway.node.vmm.probe import Finding, examine
 from hatchway.node.vmm.seam import VmmError
 from hatchway.supervisor import database, folder, profile, uids
 from hatchway.supervisor.settings import Settings, libexec
-from hatchway.wire import supervision
+from hatchway.wire import audit, supervision
 from hatchway.wire.node import Empty, NodeInfo
 from hatchway.wire.rpc import call_once
 
@@ -122,6 +122,7 @@ def _installation(settings: Settings) -> list[Finding]:
     findings.append(Finding("service", "ok", f"up, pid {holder}" if holder else "not up"))
     if holder:
         findings += _warned(settings)
+        findings.append(_journal(settings))
     if settings.identity.rootless:
         findings.append(
             Finding(
@@ -150,6 +151,20 @@ def _warned(settings: Settings) -> list[Finding]:
         return [*found, Finding("node", "degraded", f"it cannot be asked: {error}", "Run it as the service's user.")]
     warned = [Finding("node", "degraded", text, "docs/troubleshooting.md") for text in info.warnings]
     return [*found, *(warned or [Finding("node", "ok", f"{info.vmm}, {info.isolation}: it warns of nothing")])]
+
+
+def _journal(settings: Settings) -> Finding:
+    """Whether the running service can record what happens."""
+    try:
+        answered = call_once(settings.run / audit.SOCKET, "audit.health", Empty(), within=NODE_WITHIN_S)
+        health = msgspec.msgpack.decode(answered, type=audit.Health)
+    except (OSError, TimeoutError, HatchwayError, msgspec.MsgspecError) as error:
+        remedy = f"{settings.log / 'audit.log'} says why; run this as the service's user."
+        return Finding("audit", "degraded", f"the writer cannot be asked: {error}", remedy)
+    if not health.writable:
+        remedy = f"Free space on the file system of {settings.audit}, or keep less (`[audit]` in the settings)."
+        return Finding("audit", "degraded", f"nothing can be recorded: {health.error}", remedy)
+    return Finding("audit", "ok", f"{health.head} records, {health.octets >> 20} MiB, key {health.public_key}")
 
 
 def _profile(settings: Settings) -> list[Finding]:

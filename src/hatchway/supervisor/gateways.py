@@ -57,7 +57,7 @@ def _audit_role(settings: Settings) -> Role:
 
         kept = settings.audit_kept
         limits = Limits(keep=kept.keep_mib << 20, keep_s=kept.keep_days * 86_400)
-        config = AuditConfig(folder=settings.audit, senders=senders, readers=frozenset({ids.control}), limits=limits)
+        config = AuditConfig(folder=settings.audit, senders=senders, readers=frozenset({ids.control, 0}), limits=limits)
         run(config, rpc=sock, ready=ready, alive=ready)
 
     return Role(
