@@ -17,6 +17,8 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
+from tests.support.audit_writer import audit_writer
+from tests.support.broker_world import world
 from tests.support.control_fixtures import folder
 from tests.support.control_service import WITHIN, Service, in_process
 from tests.support.node_double import NodeDouble
@@ -61,10 +63,19 @@ async def tenants(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ten
     place = tmp_path_factory.mktemp("t")
     node = NodeDouble(place / "n")
     await node.start()
-    config = ControlConfig(folder=place / "control", node_socket=node.path)
     try:
-        async with in_process(config) as service, contextlib.AsyncExitStack() as clients:
+        async with contextlib.AsyncExitStack() as clients:
+            broker = await clients.enter_async_context(world(place / "world"))
+            journal = clients.enter_context(audit_writer(place))
+            config = ControlConfig(
+                folder=place / "control",
+                node_socket=node.path,
+                broker_socket=broker.rpc_path,
+                audit_socket=journal.path,
+            )
+            service = await clients.enter_async_context(in_process(config))
             await service.ready()
+            await node.followed()
             made = []
             for name in ("owner", "other"):
                 assert (await service.http.post("/v1/projects", json={"name": name})).status_code == 201
@@ -73,14 +84,14 @@ async def tenants(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ten
                 made.append((await clients.enter_async_context(service.client(key["key"])), key["id"]))
             (owner, owner_key), (other, other_key) = made
             found = Tenants(service, node, owner, other)
-            found.things = await furnish(owner, owner_key, "owner")
-            found.theirs = await furnish(other, other_key, "other")
+            found.things = await furnish(node, owner, owner_key, "owner")
+            found.theirs = await furnish(node, other, other_key, "other")
             yield found
     finally:
         await node.die()
 
 
-async def furnish(client: httpx.AsyncClient, key_id: str, project: str) -> dict[str, str]:
+async def furnish(node: NodeDouble, client: httpx.AsyncClient, key_id: str, project: str) -> dict[str, str]:
     """Makes one of everything."""
     planted = {"name": "planted-name", "metadata": {"planted-metadata": "planted-value"}} if project == "owner" else {}
     made = (await client.post("/v1/sandboxes", json={"template": "seed", **planted}, headers=WAIT)).json()
@@ -106,7 +117,22 @@ async def furnish(client: httpx.AsyncClient, key_id: str, project: str) -> dict[
         pool = await client.put(f"/v1/pools/pool-of-{project}", json={"template": "seed", "size": 0})
         assert pool.status_code < 300, pool.text
         things["/v1/pools"] = f"pool-of-{project}"
+    credential = {"source": {"kind": "store", "value": "planted-value"}, "hosts": ["index.example"]}
+    put = await client.put(f"/v1/credentials/credential-of-{project}", json=credential)
+    assert put.status_code == 201, put.text
+    things["/v1/credentials"] = f"credential-of-{project}"
+    put = await client.put(f"/v1/policies/policy-of-{project}", json=BODIES["PutPolicy"])
+    assert put.status_code == 201, put.text
+    things["/v1/policies"] = f"policy-of-{project}"
+    asked = things["/v1/approvals"] = new_id()
+    node.ask(sandbox, asked, path="/planted-value" if project == "owner" else "/own")
+    async with asyncio.timeout(WITHIN):
+        while (await client.get(f"/v1/approvals/{asked}")).status_code != 200:
+            await asyncio.sleep(0.02)
     return things
+
+
+NAME = re.compile(r"\{(id|name|credential)\}")
 
 
 def prefix_of(endpoint: Endpoint) -> str:
@@ -121,6 +147,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "Rollback": {"snapshot": "s" * 20},
     "ChangeSandbox": {"name": "changed"},
     "ChangeProject": {"require_isolation": "emulated"},
+    "PutPolicy": {"document": {"version": 1, "rules": [{"id": "one", "to": {"hosts": ["index.example"]}}]}},
+    "PutCredential": {"source": {"kind": "store", "value": "0123456789abcdef"}, "hosts": ["index.example"]},
+    "AnswerApproval": {"decision": "allow"},
 }
 
 
@@ -165,13 +194,12 @@ async def test_what_another_project_has_is_answered_like_what_never_was(tenants:
     body = body_of(endpoint)
     # Its own would be found: what follows is not refused for another reason.
     if endpoint.method == "GET":
-        own = endpoint.path.replace("{id}", tenants.theirs[prefix_of(endpoint)])
-        mine = await tenants.other.get(re.sub(r"\{name\}", tenants.theirs[prefix_of(endpoint)], own))
+        mine = await tenants.other.get(NAME.sub(tenants.theirs[prefix_of(endpoint)], endpoint.path))
         assert mine.status_code == 200, mine.text
     calls = len([one for one in tenants.node.calls if not one.startswith(("sandbox.list", "node."))])
     answers, paths = [], []
     for asked in (named, never(named)):
-        paths.append(re.sub(r"\{(id|name)\}", asked, endpoint.path))
+        paths.append(NAME.sub(asked, endpoint.path))
         answers.append(await answered(tenants.other, endpoint.method, paths[-1], asked, body))
     theirs, nothing = answers
     if endpoint.method == "PUT":  # makes what it names, in the own project
