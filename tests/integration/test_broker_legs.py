@@ -17,6 +17,7 @@ from tests.support.broker_world import (
     HOST,
     OTHER,
     PLACEHOLDER,
+    PROJECT,
     SANDBOX,
     WITHIN_S,
     GatewayLeg,
@@ -854,18 +855,24 @@ async def test_a_project_leaves_legs_to_the_others(tmp_path: Path) -> None:
         assert (await here.leg(**tenant)).answer.error == "limit"
 
 
-async def test_h37_silence_has_an_end_on_every_side(tmp_path: Path) -> None:
-    limits = LegLimits(head_within_s=0.2, idle_s=0.2, body_idle_s=0.2, response_within_s=0.2, response_idle_s=0.2)
+async def test_h37_silence_between_requests_has_an_end(tmp_path: Path) -> None:
+    async with world(tmp_path / "world", limits=LegLimits(idle_s=0.1)) as here:
+        await here.put()
+        await here.grant()
+        assert await (await here.leg()).ends()
+        assert nothing_arrived(here)
+
+
+async def test_h37_silence_within_a_message_has_an_end_on_every_side(tmp_path: Path) -> None:
+    limits = LegLimits(head_within_s=0.5, body_idle_s=0.5, response_within_s=0.5, response_idle_s=0.5)
     async with world(tmp_path / "world", limits=limits) as here:
         await here.put()
         await here.grant()
-        silent = await here.leg()
-        assert await silent.ends()
         slow = await here.leg()
         slow.writer.write(here.get()[:-2])
         assert await slow.ends()
         body = await here.leg()
-        body.writer.write(here.get("/v1", "content-length: 5", method="POST"))
+        body.writer.write(here.get("/v1/things", "content-length: 5", method="POST"))
         assert await refused(body, b"") == "upstream_failed"
         assert not here.site.bodies
 
@@ -874,6 +881,14 @@ async def test_h37_silence_has_an_end_on_every_side(tmp_path: Path) -> None:
 
         here.site.script = never
         assert await refused(await here.leg(), here.get()) == "upstream_failed"
+
+
+async def test_a_grant_of_nothing_ends_what_there_was(here: World) -> None:
+    leg = await here.leg()
+    grant = Grant(sandbox_id=SANDBOX, project=PROJECT, generation=1, revision=2, bindings=())
+    await here.node.call("grant.put", grant, Granted)
+    assert await leg.ends()
+    assert (await here.leg()).answer.error == "cred_unavailable"
 
 
 async def test_a_gateway_that_goes_away_frees_its_upstream(here: World) -> None:

@@ -92,7 +92,10 @@ class Grants:
             lease = max(MIN_LEASE_S, min(binding.lease_s, MAX_LEASE_S))
             bounds[checking.read(binding)] = now + lease, monotonic + lease
         self._remember(grant.sandbox_id, grant.generation)
-        self._held[grant.sandbox_id] = _Held(grant, bounds)
+        if bounds:
+            self._held[grant.sandbox_id] = _Held(grant, bounds)
+        else:  # nothing is granted, and nothing has to be remembered
+            self._held.pop(grant.sandbox_id, None)
         await self._cut(self._not_allowed(grant.sandbox_id), "the grant changed")
         unavailable = await self._unavailable(grant)
         expires_at = min((end for end, _ in bounds.values()), default=now + MAX_LEASE_S)
