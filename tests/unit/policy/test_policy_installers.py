@@ -234,6 +234,14 @@ def test_an_index_at_a_private_address_is_allowed_to_be_there(make: Make) -> Non
     assert any("private address" in note for note in profile.notes)
 
 
+def test_a_proxy_of_this_machine_is_named_and_its_address_is_not_written(make: Make) -> None:
+    profile = make(
+        PIP_INDEX_URL="https://index.example/simple/", HTTPS_PROXY="http://user:proxy-secret@proxy.example:3128"
+    )
+    assert any("HTTPS_PROXY" in note for note in profile.notes)
+    assert "proxy.example" not in profile.as_text() + "".join(profile.notes)
+
+
 def test_a_tool_that_fails_or_answers_nonsense_is_as_one_that_is_not_there(make: Make) -> None:
     profile = make(programs={"python3": "exit 1", "npm": "echo undefined", "go": "exit 3"})
     assert "rules" not in profile.document

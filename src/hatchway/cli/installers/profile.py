@@ -67,6 +67,14 @@ def profile(machine: Machine, found: Sequence[Found]) -> Profile:
         notes.append(
             "an index has a private address: store this policy at the platform or the project, whose rules may allow these"
         )
+    through = sorted(
+        name for name, value in machine.environment.items() if value and name.lower() in ("http_proxy", "https_proxy")
+    )
+    if rules and through:
+        notes.append(
+            f"this machine reaches its indices through a proxy ({', '.join(through)}): name it among the gateway's `proxies`,"
+            " and in the rules (`route: {via: 'http:NAME'}`)"
+        )
     if not rules:
         notes.append("no index was found: nothing is allowed")
     document: dict[str, Any] = {"version": 1, "description": "Package installers read from their indices"}
