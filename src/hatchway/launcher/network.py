@@ -27,7 +27,9 @@ NFT_WITHIN_S = 10.0
 MAX_RESTORES = 5
 """In `RESTORES_WITHIN_S`. Somebody who goes on changing the rules is not answered for ever: the network stays down."""
 RESTORES_WITHIN_S = 60.0
-MODULES = "The kernel needs nf_tables with its netdev and tproxy parts: modprobe -a tun nft_tproxy nft_reject_ipv4 nft_limit."
+MODULES = (
+    "The kernel needs nf_tables with its netdev and tproxy parts: modprobe -a tun nft_tproxy nft_reject_ipv4 nft_limit."
+)
 FETCH_WITHIN_S = 10.0
 FETCH_RETRY_S = 0.05
 CHECK_EVERY_S = 5.0
