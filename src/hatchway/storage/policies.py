@@ -6,11 +6,11 @@ a change that was not told, or got lost, is told again.
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, literal, or_, select, update
 
 from hatchway.domain.errors import Conflict, Exhausted, NotFound, Unprocessable
 from hatchway.domain.lifecycle import State
@@ -73,11 +73,15 @@ def unknown(name: str) -> NotFound:
 
 
 def list_all(connection: Connection, owners: Sequence[str], tier: str | None = None) -> list[PolicyRow]:
-    """The policies of a project and of the installation, the highest tier first, then by name."""
-    query = select(policies).where(policies.c.project.in_(owners))
+    """The policies of a project and of the installation, the highest tier first, then by name; without their documents, which may be large."""
+    shown = [literal("").label("document") if column.name == "document" else column for column in policies.c]
+    query = select(*shown).where(policies.c.project.in_(owners))
     if tier is not None:
         query = query.where(policies.c.tier == tier)
-    found = [PolicyRow(**row) for row in connection.execute(query).mappings()]
+    return _in_order(PolicyRow(**row) for row in connection.execute(query).mappings())
+
+
+def _in_order(found: Iterable[PolicyRow]) -> list[PolicyRow]:
     return sorted(found, key=lambda row: (TIERS.index(row.tier), row.name))
 
 
@@ -203,14 +207,15 @@ def effective(connection: Connection, sandbox_id: str) -> EgressSpec | None:
 
 def effective_of(connection: Connection, row: SandboxRow) -> EgressSpec:
     """Like `effective`, for a row that was read in this transaction."""
-    found = [
-        policy
-        for policy in list_all(connection, (INSTALLATION, row.project))
-        if policy.tier in (PLATFORM, PROJECT)
-        or (policy.tier == TEMPLATE and policy.template == template_name(row.template))
-        or (policy.tier == SANDBOX and policy.name == row.policy)
+    named = (policies.c.tier == TEMPLATE) & (policies.c.template == template_name(row.template))
+    own = (policies.c.tier == SANDBOX) & (policies.c.name == row.policy)
+    query = select(policies).where(
+        policies.c.project.in_((INSTALLATION, row.project)), or_(policies.c.tier.in_((PLATFORM, PROJECT)), named, own)
+    )
+    documents = [
+        PolicyDocument(tier=one.tier, name=one.name, version=one.version, text=one.document)
+        for one in _in_order(PolicyRow(**found) for found in connection.execute(query).mappings())
     ]
-    documents = [PolicyDocument(tier=one.tier, name=one.name, version=one.version, text=one.document) for one in found]
     if row.policy_document is not None:
         documents.append(
             PolicyDocument(tier=SANDBOX, name=INLINE, version=row.policy_revision, text=row.policy_document)
