@@ -53,6 +53,8 @@ async def now(plane: Plane) -> CollectorRegistry:
     gauge("api_requests_in_hand", "Requests that are being answered.").set(plane.requests)
     gauge("event_streams", "Open streams of events.").set(plane.event_streams)
     gauge("database_waiting", "Transactions that wait for the writer.").set(plane.database.waiting)
+    gauge("audit_behind", "Records that wait for the audit journal.").set(plane.audit.behind)
+    gauge("audit_failing", "Whether the audit writer does not take records.").set(bool(plane.audit.error))
     in_hand = gauge("operations_in_hand", "Operations that have not ended.", "kind")
     for kind, number in Counter(str(live.operation.kind) for live in plane.engine.live.values()).items():
         in_hand.labels(kind).set(number)
