@@ -8,7 +8,8 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -127,6 +128,13 @@ class Alone:
 
 
 @pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users reach, which those that pytest makes are not."""
+    with tempfile.TemporaryDirectory(prefix="hw-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
 async def alone(tmp_path: Path) -> AsyncIterator[Alone]:
     made = Alone(tmp_path / "alone")
     try:
@@ -205,10 +213,8 @@ needs_root = pytest.mark.skipif(
 
 
 @needs_root
-async def test_each_user_may_do_its_own_part_only(tmp_path: Path) -> None:
-    alone = Alone(tmp_path / "alone", become=BROKER_UID, control=[CONTROL_UID], node=[NODE_UID], egress=[*SHARDS])
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(folder, 0o755)
+async def test_each_user_may_do_its_own_part_only(open_folder: Path) -> None:
+    alone = Alone(open_folder, become=BROKER_UID, control=[CONTROL_UID], node=[NODE_UID], egress=[*SHARDS])
     source = (1, "source.put", Source(project="default", name="github", hosts=(HOST,), value=CANARY))
     grant = (1, "grant.put", Grant(sandbox_id=SANDBOX, project="default", generation=1, revision=1, bindings=()))
     try:
@@ -233,10 +239,8 @@ async def test_each_user_may_do_its_own_part_only(tmp_path: Path) -> None:
 
 
 @needs_root
-async def test_others_of_its_user_cannot_read_it_and_it_leaves_no_core(tmp_path: Path) -> None:
-    alone = Alone(tmp_path / "alone", become=BROKER_UID)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(folder, 0o755)
+async def test_others_of_its_user_cannot_read_it_and_it_leaves_no_core(open_folder: Path) -> None:
+    alone = Alone(open_folder, become=BROKER_UID)
     try:
         await alone.start()
         proc = Path(f"/proc/{alone.process.pid}")
