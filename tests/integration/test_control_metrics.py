@@ -164,8 +164,10 @@ async def test_a_request_is_known_by_its_id_on_the_node_too(service: Service, no
         headers={"prefer": "wait=20", "x-request-id": "job-17.retry_2"},
     )
     assert answer.headers["x-request-id"] == "job-17.retry_2"
+    listed = (await service.http.get("/v1/keys")).json()["keys"]
     assert seen["create"] == {
         "request_id": "job-17.retry_2",
+        "key_id": next(key["id"] for key in listed if key["name"] == "development"),
         "operation_id": answer.json()["operation"]["id"],
         "sandbox_id": answer.json()["sandbox"]["id"],
         "project": "default",
