@@ -16,10 +16,14 @@ from typing import Any
 
 import httpx
 import pytest
-from dataplane_fixtures import Opener, agent, opened
+import pytest_asyncio
+from dataplane_fixtures import Opener, agent, module_opened, module_plane
 from dataplane_harness import WITHIN, Event, Plane, events
 
-__all__ = ["agent", "opened"]
+__all__ = ["agent", "module_opened", "module_plane"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+opened = module_opened
 
 
 class Client:
@@ -80,7 +84,16 @@ def check(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def files(opened: Opener, tmp_path: Path) -> Client:
+def files(module_plane: Plane, tmp_path: Path) -> Client:
+    """On the plane that most tests share, and leave as they found it."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return Client(module_plane, folder)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own(opened: Opener, tmp_path: Path) -> Client:
+    """On a plane of the test's own, for those that change or end it."""
     folder = tmp_path / "home"
     folder.mkdir()
     return Client(await opened(), folder)
@@ -462,27 +475,27 @@ async def test_changes_are_told_and_a_client_that_goes_ends_the_watch(files: Cli
     await until_none_runs(files.plane)
 
 
-async def test_a_watch_says_how_it_ends(files: Client, opened: Opener) -> None:
-    gone = files.folder / "gone"
+async def test_a_watch_says_how_it_ends(own: Client) -> None:
+    gone = own.folder / "gone"
     gone.mkdir()
-    async with asyncio.timeout(WITHIN), watching(files, path=gone) as stream:
+    async with asyncio.timeout(WITHIN), watching(own, path=gone) as stream:
         gone.rmdir()
         last = [event async for event in stream][-1]
     assert (last.name, last.data) == ("end", {"reason": "removed"})
-    async with asyncio.timeout(WITHIN), watching(files, path=files.folder) as stream:
-        await files.plane.tell("generation", 2)
+    async with asyncio.timeout(WITHIN), watching(own, path=own.folder) as stream:
+        await own.plane.tell("generation", 2)
         assert (await anext(stream)).data == {"reason": "superseded"}
         assert [event async for event in stream] == []
-    files.token = files.plane.token(None, scopes=frozenset({"files"}), generation=2)
-    async with asyncio.timeout(WITHIN), watching(files, path=files.folder) as stream:
-        await files.plane.tell("lose", "ended")
+    own.token = own.plane.token(None, scopes=frozenset({"files"}), generation=2)
+    async with asyncio.timeout(WITHIN), watching(own, path=own.folder) as stream:
+        await own.plane.tell("lose", "ended")
         last = await anext(stream)
         assert (last.name, last.data["reason"], last.data["code"]) == ("end", "failed", "sandbox_unreachable")
 
 
 async def test_a_quiet_watch_pings(opened: Opener, tmp_path: Path) -> None:
     files = Client(await opened(files={"ping_s": 0.05}), tmp_path)
-    async with asyncio.timeout(WITHIN), watching(files, path=tmp_path / "plane0" / "sessions") as stream:
+    async with asyncio.timeout(WITHIN), watching(files, path=files.plane.folder / "sessions") as stream:
         assert (await anext(stream)).name == "ping"
 
 
@@ -516,12 +529,12 @@ async def test_every_route_refuses_without_a_token_for_it(files: Client) -> None
     assert builtins_of(plane) == 0
 
 
-async def test_states_have_the_errors_that_sessions_have(files: Client) -> None:
+async def test_states_have_the_errors_that_sessions_have(own: Client) -> None:
     for state in ("paused", "stopped"):
-        await files.plane.tell("state", state)
+        await own.plane.tell("state", state)
         for method, verb in ROUTES:
             if method == "POST":
-                answer = await files.post(
+                answer = await own.post(
                     verb,
                     **(
                         {"from_": "/a", "to": "/b"}
@@ -530,7 +543,7 @@ async def test_states_have_the_errors_that_sessions_have(files: Client) -> None:
                     ),
                 )
             else:
-                answer = await files.ask(method, verb, params={"path": "/a"})
+                answer = await own.ask(method, verb, params={"path": "/a"})
             assert answer.status_code == 409, (state, verb)
             if method != "HEAD":
                 assert check(answer, 409, "sandbox_not_running")["state"] == state
@@ -556,20 +569,20 @@ async def test_operations_of_all_sandboxes_are_bounded(opened: Opener, tmp_path:
             pass
 
 
-async def test_a_token_that_ends_cuts_what_it_opened_off(files: Client) -> None:
-    path = files.folder / "large"
+async def test_a_token_that_ends_cuts_what_it_opened_off(own: Client) -> None:
+    path = own.folder / "large"
     with path.open("wb") as file:
         file.truncate(300 * 2**20)
-    async with files.plane.client.stream(
-        "GET", files.url("content"), headers=files.headers, params={"path": str(path)}
+    async with own.plane.client.stream(
+        "GET", own.url("content"), headers=own.headers, params={"path": str(path)}
     ) as response:
         pieces = response.aiter_raw()
         await anext(pieces)
-        await files.plane.tell("generation", 2)
+        await own.plane.tell("generation", 2)
         with pytest.raises(httpx.RemoteProtocolError):
             async for _ in pieces:
                 pass
-    await until_none_runs(files.plane)
+    await until_none_runs(own.plane)
 
 
 async def test_a_slow_client_costs_no_memory_and_a_client_that_goes_ends_the_program(files: Client) -> None:
@@ -617,34 +630,34 @@ async def test_a_hundred_megabytes_each_way_in_constant_memory(files: Client) ->
     path.unlink()
 
 
-async def test_a_sandbox_that_ends_cuts_a_download_off(files: Client) -> None:
-    path = files.folder / "large"
+async def test_a_sandbox_that_ends_cuts_a_download_off(own: Client) -> None:
+    path = own.folder / "large"
     with path.open("wb") as file:
         file.truncate(300 * 2**20)
-    async with files.plane.client.stream(
-        "GET", files.url("content"), headers=files.headers, params={"path": str(path)}
+    async with own.plane.client.stream(
+        "GET", own.url("content"), headers=own.headers, params={"path": str(path)}
     ) as response:
         pieces = response.aiter_raw()
         await anext(pieces)
-        await files.plane.tell("lose", "ended")
+        await own.plane.tell("lose", "ended")
         with pytest.raises(httpx.RemoteProtocolError):
             async for _ in pieces:
                 pass
 
 
-async def test_a_node_that_was_killed_leaves_no_program_behind(files: Client) -> None:
-    path = files.folder / "large"
+async def test_a_node_that_was_killed_leaves_no_program_behind(own: Client) -> None:
+    path = own.folder / "large"
     with path.open("wb") as file:
         file.truncate(300 * 2**20)
-    async with files.plane.client.stream(
-        "GET", files.url("content"), headers=files.headers, params={"path": str(path)}
+    async with own.plane.client.stream(
+        "GET", own.url("content"), headers=own.headers, params={"path": str(path)}
     ) as response:
         pieces = response.aiter_raw()
         await anext(pieces)
-        assert builtins_of(files.plane) == 1
-        await files.plane.restart_node()
-    await until_none_runs(files.plane)
-    ok(await files.get("stat", path=path))
+        assert builtins_of(own.plane) == 1
+        await own.plane.restart_node()
+    await until_none_runs(own.plane)
+    ok(await own.get("stat", path=path))
 
 
 async def test_a_client_that_stands_still_is_broken_off_and_its_program_ended(opened: Opener, tmp_path: Path) -> None:
