@@ -64,3 +64,16 @@ async def module_opened(tmp_path_factory: pytest.TempPathFactory, agent: Path) -
 async def module_plane(module_opened: Opener) -> Plane:
     """A plane that the module's tests share, and leave as they found it."""
     return await module_opened()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_opened(tmp_path: Path, agent: Path) -> AsyncIterator[Opener]:
+    """Like `opened`, for tests that run in their module's event loop."""
+    async with opening(tmp_path, agent) as make:
+        yield make
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_plane(own_opened: Opener) -> Plane:
+    """A plane of the test's own beside that of its module: for what changes it, ends it, or measures it."""
+    return await own_opened()

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from dataplane_fixtures import Opener, agent, opened, plane
+from dataplane_fixtures import Opener, agent, module_opened, module_plane, own_opened, own_plane
 from dataplane_harness import WITHIN, Command, Plane, Seen
 
-__all__ = ["agent", "opened", "plane"]
+__all__ = ["agent", "module_opened", "module_plane", "own_opened", "own_plane"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+plane, opened = module_plane, own_opened
 
 # Prints N lines that tell their own number, so that any part shows where it belongs.
 COUNT = "import sys\nfor n in range({lines}): sys.stdout.write(f'{{n:019d}}\\n')"
@@ -126,8 +129,8 @@ async def test_stdin_is_binary_and_its_end_arrives(plane: Plane) -> None:
     assert (repeated.status_code, repeated.json()) == (200, {"offset": len(octets)})
 
 
-async def test_a_repeated_stdin_request_gives_its_octets_once(plane: Plane) -> None:
-    command = await plane.create("cat")
+async def test_a_repeated_stdin_request_gives_its_octets_once(own_plane: Plane) -> None:
+    command = await own_plane.create("cat")
     async with asyncio.timeout(WITHIN), command.attach() as stream:
         assert (await anext(stream)).name == "started"
         for _ in range(3):
@@ -137,7 +140,7 @@ async def test_a_repeated_stdin_request_gives_its_octets_once(plane: Plane) -> N
         assert answer.json() == {"offset": 11}
         beyond = await command.post("stdin", content=b"!", params={"offset": 20})
         assert (beyond.status_code, beyond.json()["code"], beyond.json()["next"]) == (409, "stdin_offset", 11)
-        await plane.restart_node()
+        await own_plane.restart_node()
         assert (await command.post("stdin", content=b"world!", params={"offset": 6, "eof": 1})).json() == {"offset": 12}
     assert bytes((await command.run()).stdout) == b"hello world!"
 
@@ -303,9 +306,9 @@ async def test_two_clients_one_of_them_stalled(plane: Plane) -> None:
     assert late.names == ["exit", "end"]
 
 
-async def test_a_stalled_client_costs_the_node_no_memory(plane: Plane) -> None:
-    command = await plane.create("sh", "-c", "head -c 150000000 /dev/zero")
-    before = await plane.tell("memory")
+async def test_a_stalled_client_costs_the_node_no_memory(own_plane: Plane) -> None:
+    command = await own_plane.create("sh", "-c", "head -c 150000000 /dev/zero")
+    before = await own_plane.tell("memory")
     async with command.attach() as stalled:
         assert (await anext(stalled)).name == "started"
 
@@ -313,7 +316,7 @@ async def test_a_stalled_client_costs_the_node_no_memory(plane: Plane) -> None:
             return (await command.status())["state"] == "ended"
 
         await until(over)
-        after = await plane.tell("memory")
+        after = await own_plane.tell("memory")
     assert isinstance(before, int)
     assert isinstance(after, int)
     assert after - before < 40_000_000
@@ -328,12 +331,12 @@ async def test_concurrent_attaches_start_one_process(plane: Plane, tmp_path: Pat
     assert bytes((await command.run()).stdout) == b"hello\n"  # an ended one replays
 
 
-async def test_a_thousand_idle_clients(plane: Plane) -> None:
-    command = await plane.create("cat")
+async def test_a_thousand_idle_clients(own_plane: Plane) -> None:
+    command = await own_plane.create("cat")
     head = f"POST /v1/sessions/{command.id}/attach HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
     head += f"Authorization: {command.headers['authorization']}\r\n\r\n"
-    host, port = plane.url.removeprefix("http://").split(":")
-    before = await plane.tell("memory")
+    host, port = own_plane.url.removeprefix("http://").split(":")
+    before = await own_plane.tell("memory")
     connections = []
     async with asyncio.timeout(WITHIN):
         for _ in range(1000):
@@ -341,7 +344,7 @@ async def test_a_thousand_idle_clients(plane: Plane) -> None:
             connections.append((reader, writer))
             writer.write(head.encode())
             await reader.readuntil(b"event: started\n")
-        after = await plane.tell("memory")
+        after = await own_plane.tell("memory")
         assert (await command.post("stdin", content=b"to all", params={"eof": 1})).status_code == 200
         ends = await asyncio.gather(*[reader.readuntil(b"event: end\n") for reader, _ in connections])
     assert all(b'"text":"to all"' in end for end in ends)
@@ -409,14 +412,14 @@ async def test_a_dropped_part_is_an_exact_gap(opened: Opener) -> None:
 # -- deaths
 
 
-async def test_the_node_is_killed_while_output_flows(plane: Plane) -> None:
+async def test_the_node_is_killed_while_output_flows(own_plane: Plane) -> None:
     lines = 1_000_000
-    command = await plane.create("sh", "-c", f'seq -f %019.0f 0 {lines - 1}; read line; echo "$line"')
+    command = await own_plane.create("sh", "-c", f'seq -f %019.0f 0 {lines - 1}; read line; echo "$line"')
     seen = Seen()
     for limit in (1_000_000, 6_000_000, 12_000_000):
         with pytest.raises(httpx.HTTPError):
-            await _read_and_kill(plane, command, seen, limit)
-        await plane.restart_node()
+            await _read_and_kill(own_plane, command, seen, limit)
+        await own_plane.restart_node()
     async with asyncio.timeout(WITHIN), command.attach(stdout=len(seen.stdout)) as stream:
         async for event in stream:
             seen.add(event)
@@ -425,52 +428,52 @@ async def test_the_node_is_killed_while_output_flows(plane: Plane) -> None:
     assert bytes(seen.stdout[: 20 * lines]) == counted(lines)
     assert bytes(seen.stdout[20 * lines :]) == b"alive\n"
     assert seen.names == ["started"] * 4 + ["exit", "end"]
-    await plane.restart_node(connect=False)  # what ended is whole without any sandbox
+    await own_plane.restart_node(connect=False)  # what ended is whole without any sandbox
     again = await command.run()
     assert again.stdout == seen.stdout
 
 
-async def _read_and_kill(plane: Plane, command: Command, seen: Seen, limit: int) -> None:
+async def _read_and_kill(own_plane: Plane, command: Command, seen: Seen, limit: int) -> None:
     async with command.attach(stdout=len(seen.stdout)) as stream:
         async for event in stream:
             seen.add(event)
             if len(seen.stdout) > limit:
-                plane.kill_node()
+                own_plane.kill_node()
 
 
-async def test_killed_between_end_and_restart_the_end_is_kept(plane: Plane) -> None:
-    command = await plane.create("sh", "-c", "echo hello; exit 5")
+async def test_killed_between_end_and_restart_the_end_is_kept(own_plane: Plane) -> None:
+    command = await own_plane.create("sh", "-c", "echo hello; exit 5")
     await command.run()
-    await plane.restart_node()
+    await own_plane.restart_node()
     seen = await command.run()
     assert (bytes(seen.stdout), seen.the("exit")["code"]) == (b"hello\n", 5)
 
 
-async def test_a_process_that_ends_while_no_node_lives(plane: Plane, tmp_path: Path) -> None:
+async def test_a_process_that_ends_while_no_node_lives(own_plane: Plane, tmp_path: Path) -> None:
     done = tmp_path / "done"
-    command = await plane.create("sh", "-c", f"echo one; read line; echo two; echo > {done}; exit 9")
+    command = await own_plane.create("sh", "-c", f"echo one; read line; echo two; echo > {done}; exit 9")
     async with command.attach() as stream:
         async for event in stream:
             if event.name == "stdout":
                 break
         await command.post("stdin", content=b"\n")
-        plane.kill_node()
+        own_plane.kill_node()
     await until(_exists(done))
-    await plane.restart_node()
+    await own_plane.restart_node()
     seen = await command.run()
     assert (bytes(seen.stdout), seen.the("exit")["code"]) == (b"one\ntwo\n", 9)
 
 
-async def test_sandbox_lost_ends_open_streams(plane: Plane) -> None:
-    command = await plane.create("sh", "-c", "echo hello; sleep 1000")
-    waiting = await plane.create("true")
+async def test_sandbox_lost_ends_open_streams(own_plane: Plane) -> None:
+    command = await own_plane.create("sh", "-c", "echo hello; sleep 1000")
+    waiting = await own_plane.create("true")
     seen = Seen()
     async with asyncio.timeout(WITHIN), command.attach() as stream:
         raw = asyncio.ensure_future(command.output())
         async for event in stream:
             seen.add(event)
             if event.name == "stdout":
-                await plane.tell("lose", "The VM died.")
+                await own_plane.tell("lose", "The VM died.")
         assert (await raw).content == b"hello\n"
     assert seen.names == ["started", "exit", "end"]
     assert (seen.the("exit")["reason"], seen.the("exit")["message"]) == ("sandbox_lost", "The VM died.")
@@ -480,30 +483,30 @@ async def test_sandbox_lost_ends_open_streams(plane: Plane) -> None:
         "sandbox_not_running",
         "failed",
     )
-    assert f"/v1/sandboxes/{plane.sandbox_id}/start" in refused.json()["remedy"]
+    assert f"/v1/sandboxes/{own_plane.sandbox_id}/start" in refused.json()["remedy"]
 
 
-async def test_after_a_restart_of_the_guest_its_processes_are_lost(plane: Plane) -> None:
-    command = await plane.create("sleep", "1000")
+async def test_after_a_restart_of_the_guest_its_processes_are_lost(own_plane: Plane) -> None:
+    command = await own_plane.create("sleep", "1000")
     async with command.attach() as stream:
         assert (await anext(stream)).name == "started"
-    plane.kill_node()
-    plane.stop_agent()
-    plane.start_agent()
-    await plane.restart_node()
+    own_plane.kill_node()
+    own_plane.stop_agent()
+    own_plane.start_agent()
+    await own_plane.restart_node()
     seen = await command.run()
     assert seen.names == ["started", "exit", "end"]
     assert seen.the("exit")["reason"] == "sandbox_lost"
 
 
-async def test_a_paused_sandbox(plane: Plane) -> None:
-    running = await plane.create("sh", "-c", "echo kept; sleep 1000")
-    waiting = await plane.create("true")
+async def test_a_paused_sandbox(own_plane: Plane) -> None:
+    running = await own_plane.create("sh", "-c", "echo kept; sleep 1000")
+    waiting = await own_plane.create("true")
     async with running.attach() as stream:
         async for event in stream:
             if event.name == "stdout":
                 break
-    await plane.tell("state", "paused")
+    await own_plane.tell("state", "paused")
     async with running.attach() as stream:  # what is kept can be read
         assert [(await anext(stream)).name, (await anext(stream)).octets] == ["started", b"kept\n"]
     for refused in (await waiting.post("attach"), await running.post("signal", json={"signal": 9})):
@@ -511,15 +514,15 @@ async def test_a_paused_sandbox(plane: Plane) -> None:
         assert "/resume" in refused.json()["remedy"]
 
 
-async def test_shutdown_does_not_wait_for_streams_nor_for_a_stalled_client(plane: Plane) -> None:
-    idle = await plane.create("sleep", "1000")
-    flood = await plane.create("cat", "/dev/zero")
+async def test_shutdown_does_not_wait_for_streams_nor_for_a_stalled_client(own_plane: Plane) -> None:
+    idle = await own_plane.create("sleep", "1000")
+    flood = await own_plane.create("cat", "/dev/zero")
     async with idle.attach() as stream, flood.attach() as stalled:
         assert (await anext(stream)).name == "started"
         assert (await anext(stalled)).name == "started"
         began = time.monotonic()
         async with asyncio.timeout(WITHIN):
-            await plane.tell("stop")
+            await own_plane.tell("stop")
             assert [event.name async for event in stream] == []
         assert time.monotonic() - began < 10
 
@@ -584,18 +587,21 @@ async def test_tokens(plane: Plane) -> None:
         assert (await plane.client.request(method, command.url(verb))).status_code == 401
 
 
-async def test_revocation_ends_streams(plane: Plane) -> None:
-    command = await plane.create("sleep", "1000")
-    token = plane.token(command.id)
+async def test_revocation_ends_streams(own_plane: Plane) -> None:
+    command = await own_plane.create("sleep", "1000")
+    token = own_plane.token(command.id)
     payload = token.split(".")[1]
     token_id = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["jti"]
     headers = {"authorization": f"Bearer {token}"}
-    async with asyncio.timeout(WITHIN), plane.client.stream("POST", command.url("attach"), headers=headers) as response:
+    async with (
+        asyncio.timeout(WITHIN),
+        own_plane.client.stream("POST", command.url("attach"), headers=headers) as response,
+    ):
         pieces = response.aiter_raw()
         assert b"event: started" in await anext(pieces)
-        await plane.configure(revoked=(token_id,))
+        await own_plane.configure(revoked=(token_id,))
         assert b"event: end" not in b"".join([piece async for piece in pieces])
-    refused = await plane.client.post(command.url("attach"), headers=headers)
+    refused = await own_plane.client.post(command.url("attach"), headers=headers)
     assert (refused.status_code, refused.json()["code"]) == (401, "token_revoked")
 
 

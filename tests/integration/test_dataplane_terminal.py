@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from dataplane_fixtures import Opener, agent, opened, plane
+from dataplane_fixtures import Opener, agent, module_opened, module_plane, own_opened, own_plane
 from dataplane_harness import WITHIN, Command, Plane
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-__all__ = ["agent", "opened", "plane"]
+__all__ = ["agent", "module_opened", "module_plane", "own_opened", "own_plane"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+plane, opened = module_plane, own_opened
 
 SIZE = {"rows": 30, "cols": 100}
 
@@ -188,32 +191,32 @@ async def test_only_a_terminal_has_one(plane: Plane) -> None:
     assert nowhere.value.response.status_code == 404
 
 
-async def test_a_stalled_client_costs_no_memory_and_holds_up_nobody(plane: Plane) -> None:
-    command = await plane.create("sh", "-c", "stty raw; head -c 20000000 /dev/zero", pty=SIZE)
-    before = await plane.tell("memory")
+async def test_a_stalled_client_costs_no_memory_and_holds_up_nobody(own_plane: Plane) -> None:
+    command = await own_plane.create("sh", "-c", "stty raw; head -c 20000000 /dev/zero", pty=SIZE)
+    before = await own_plane.tell("memory")
     async with opening(command, max_queue=1, max_size=None, close_timeout=0.1) as stalled:
         await stalled.read()
         async with opening(command, max_size=None) as other:
             async with asyncio.timeout(WITHIN):
                 assert (await other.closed())[0] == 1000
             assert len(other.output) == 20_000_000
-        after = await plane.tell("memory")
+        after = await own_plane.tell("memory")
         await stalled.connection.close()
     assert isinstance(before, int)
     assert isinstance(after, int)
     assert after - before < 15_000_000
 
 
-async def test_input_that_nobody_takes_is_held_back_and_a_signal_passes_it(plane: Plane) -> None:
-    command = await plane.create("sh", "-c", "stty raw -echo; echo ready; exec sleep 1000", pty=SIZE)
-    before = await plane.tell("memory")
+async def test_input_that_nobody_takes_is_held_back_and_a_signal_passes_it(own_plane: Plane) -> None:
+    command = await own_plane.create("sh", "-c", "stty raw -echo; echo ready; exec sleep 1000", pty=SIZE)
+    before = await own_plane.tell("memory")
     async with opening(command) as screen:
         await screen.until(b"ready")
         await screen.connection.send(bytes(100_000))
         await screen.connection.send(json.dumps({"resize": {"rows": 1, "cols": 1}}))
         await screen.connection.send(json.dumps({"signal": "KILL"}))
         assert (await screen.event("exit"))["signal"] == 9
-    flooded = await plane.create("sh", "-c", "stty raw -echo; echo ready; exec sleep 1000", pty=SIZE)
+    flooded = await own_plane.create("sh", "-c", "stty raw -echo; echo ready; exec sleep 1000", pty=SIZE)
     async with opening(flooded) as screen:
         await screen.until(b"ready")
 
@@ -224,7 +227,7 @@ async def test_input_that_nobody_takes_is_held_back_and_a_signal_passes_it(plane
         flooding = asyncio.ensure_future(flood())
         done, _ = await asyncio.wait({flooding}, timeout=1.0)
         assert not done
-        after = await plane.tell("memory")
+        after = await own_plane.tell("memory")
         flooding.cancel()
         answer = await flooded.post("signal", json={"signal": "KILL"})
         assert answer.json() == {"delivered": True}
@@ -233,9 +236,9 @@ async def test_input_that_nobody_takes_is_held_back_and_a_signal_passes_it(plane
     assert after - before < 20_000_000
 
 
-async def test_a_flood_of_tiny_messages_is_taken_slowly(plane: Plane) -> None:
-    command = await plane.create("sh", "-c", "stty raw -echo; echo ready; exec sleep 1000", pty=SIZE)
-    before = await plane.tell("memory")
+async def test_a_flood_of_tiny_messages_is_taken_slowly(own_plane: Plane) -> None:
+    command = await own_plane.create("sh", "-c", "stty raw -echo; echo ready; exec sleep 1000", pty=SIZE)
+    before = await own_plane.tell("memory")
     screens = []
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(4):
@@ -246,16 +249,16 @@ async def test_a_flood_of_tiny_messages_is_taken_slowly(plane: Plane) -> None:
         for screen in screens:
             screen.connection.transport.write(raw * 10)
         await asyncio.sleep(0.5)
-        after = await plane.tell("memory")
+        after = await own_plane.tell("memory")
     assert isinstance(before, int)
     assert isinstance(after, int)
     assert after - before < 20_000_000
 
 
-async def test_open_terminals_end_with_their_tokens(plane: Plane) -> None:
+async def test_open_terminals_end_with_their_tokens(own_plane: Plane) -> None:
     async def ended(how: Any, claims: dict[str, Any]) -> tuple[int, str]:
-        command = await plane.create("cat", pty=SIZE)
-        token = plane.token(command.id, **claims)
+        command = await own_plane.create("cat", pty=SIZE)
+        token = own_plane.token(command.id, **claims)
         headers = {"authorization": f"Bearer {token}"}
         async with connect(address(command), additional_headers=headers, proxy=None) as connection:
             screen = Screen(connection)
@@ -267,38 +270,38 @@ async def test_open_terminals_end_with_their_tokens(plane: Plane) -> None:
         import jwt
 
         token_id = jwt.decode(token, options={"verify_signature": False})["jti"]
-        await plane.configure(revoked=(token_id,))
+        await own_plane.configure(revoked=(token_id,))
 
     async def wait(_: str) -> None:
         pass
 
     async def supersede(_: str) -> None:
-        await plane.tell("generation", 5)
+        await own_plane.tell("generation", 5)
 
     assert await ended(revoke, {}) == (1008, "revoked")
     assert await ended(wait, {"ttl_s": 2.0}) == (1008, "expired")
     assert await ended(supersede, {}) == (1008, "superseded")
 
 
-async def test_a_sandbox_that_is_lost_and_a_node_that_ends(plane: Plane) -> None:
-    command = await plane.create("cat", pty=SIZE)
+async def test_a_sandbox_that_is_lost_and_a_node_that_ends(own_plane: Plane) -> None:
+    command = await own_plane.create("cat", pty=SIZE)
     async with opening(command) as screen:
         await screen.event("started")
-        await plane.tell("lose", "The virtual machine ended.")
+        await own_plane.tell("lose", "The virtual machine ended.")
         assert (await screen.event("exit"))["reason"] == "sandbox_lost"
         assert await screen.closed() == (1000, "end")
-    other = await plane.create("cat", pty=SIZE)
+    other = await own_plane.create("cat", pty=SIZE)
     with pytest.raises(InvalidStatus) as refused:
         async with opening(other):
             pass
     assert json.loads(refused.value.response.body)["code"] == "sandbox_not_running"
 
 
-async def test_a_node_that_stops_says_so(plane: Plane) -> None:
-    command = await plane.create("cat", pty=SIZE)
+async def test_a_node_that_stops_says_so(own_plane: Plane) -> None:
+    command = await own_plane.create("cat", pty=SIZE)
     async with opening(command) as screen:
         await screen.event("started")
-        stopping = asyncio.ensure_future(plane.tell("stop"))
+        stopping = asyncio.ensure_future(own_plane.tell("stop"))
         assert (await screen.closed())[0] == 1012
         await stopping
 

@@ -16,14 +16,13 @@ from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
-from dataplane_fixtures import Opener, agent, module_opened, module_plane
+from dataplane_fixtures import Opener, agent, module_opened, module_plane, own_opened, own_plane
 from dataplane_harness import WITHIN, Event, Plane, events
 
-__all__ = ["agent", "module_opened", "module_plane"]
+__all__ = ["agent", "module_opened", "module_plane", "own_opened", "own_plane"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-opened = module_opened
+opened = own_opened
 
 
 class Client:
@@ -91,12 +90,12 @@ def files(module_plane: Plane, tmp_path: Path) -> Client:
     return Client(module_plane, folder)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def own(opened: Opener, tmp_path: Path) -> Client:
+@pytest.fixture
+def own(own_plane: Plane, tmp_path: Path) -> Client:
     """On a plane of the test's own, for those that change or end it."""
     folder = tmp_path / "home"
     folder.mkdir()
-    return Client(await opened(), folder)
+    return Client(own_plane, folder)
 
 
 def builtins_of(plane: Plane) -> int:
