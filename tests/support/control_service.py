@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.support.sqlite import migrated
 
 from hatchway.control.main import ControlConfig, serve
 
@@ -81,6 +82,8 @@ class Service:
 @contextlib.asynccontextmanager
 async def in_process(config: ControlConfig) -> AsyncIterator[Service]:
     """The control plane in this loop."""
+    if config.database_url is None and not (file := Path(config.database)).exists():
+        migrated(file)
     sock = listen()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     ready, ending = asyncio.Event(), asyncio.Event()

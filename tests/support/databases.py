@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import postgres
+from tests.support.sqlite import migrated
 
 from hatchway.storage import keys
 from hatchway.storage.database import Database
@@ -16,7 +17,7 @@ BOTH = ("sqlite", "postgresql")
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A database of either kind, as `Database.open` takes it."""
     if request.param == "sqlite":
-        yield str(tmp_path / "a.db")
+        yield str(migrated(tmp_path / "a.db"))
     else:
         with postgres.database_url() as url:
             yield url
