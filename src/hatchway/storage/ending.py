@@ -331,8 +331,8 @@ def release(
     after = rows.sandbox(row)
     if after.state is not before.state:
         data = {**_state_event(before.state, after), "operation": operation.id}
-        if POOL not in operation.arguments:
-            outbox.append(connection, after.project, "sandbox.state_changed", after.id, data)
+        unseen = POOL in operation.arguments
+        outbox.append(connection, after.project, "sandbox.state_changed", after.id, data, unseen=unseen)
     return Finished(sandbox=after, operation=operation)
 
 
@@ -372,9 +372,8 @@ def _end(
 
 
 def say(connection: Connection, operation: OperationRow, kind: str, data: dict[str, Any]) -> None:
-    """An event about the operation's sandbox, part of a transaction. Of members of pools there are none: nobody knows them yet."""
-    if POOL not in operation.arguments:
-        outbox.append(connection, operation.project, kind, operation.target, data)
+    """An event about the operation's sandbox, part of a transaction. Those of members of pools are in the audit journal only: nobody knows them yet."""
+    outbox.append(connection, operation.project, kind, operation.target, data, unseen=POOL in operation.arguments)
 
 
 def _in_force(row: SandboxRow, seen: Observed | None) -> tuple[int, dict[str, str] | None]:
