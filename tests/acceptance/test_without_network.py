@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import HATCHWAY, Service
 
-from hatchway.client import Hatchway
+from hatchway.client import Hatchway, OperationFailed
 
 pytestmark = [
     pytest.mark.vm,
@@ -37,10 +37,15 @@ def test_a_sandbox_without_a_network_card(service: Service, tmp_path: Path) -> N
         url, key = json.loads(endpoint.read_text())["api"], (data / "dev.key").read_text().strip()
         with Hatchway(url, key) as hatchway, hatchway.sandboxes.create() as sandbox:
             assert sandbox.run("ls /sys/class/net").stdout == "lo\n"
+            assert [one["type"] for one in sandbox.refresh().conditions] == ["network_unavailable"]
             sandbox.run("echo kept > file").check()
             sandbox.stop()
             sandbox.start_vm()
             assert sandbox.run("cat file").stdout == "kept\n"
+            # What was given a policy is not made without it.
+            policy = {"version": 1, "rules": [{"id": "one", "to": {"hosts": ["a.example"]}}]}
+            with pytest.raises(OperationFailed, match="network_unavailable"):
+                hatchway.sandboxes.create(policy=policy)
         assert "/dev/net/tun" in (data / "log" / "launcher.log").read_text()
     finally:
         process.send_signal(signal.SIGINT)
