@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.support.sqlite import migrated
 
 from hatchway.control.main import ControlConfig, serve
 
@@ -82,6 +81,8 @@ class Service:
 @contextlib.asynccontextmanager
 async def in_process(config: ControlConfig) -> AsyncIterator[Service]:
     """The control plane in this loop."""
+    from tests.support.sqlite import migrated  # not where this file is run as a program
+
     if config.database_url is None and not (file := Path(config.database)).exists():
         migrated(file)
     sock = listen()
