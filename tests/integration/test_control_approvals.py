@@ -105,18 +105,18 @@ async def test_a_question_of_a_gateway_is_listed_answered_and_the_node_hears_it(
     assert answer.json()["approval"]["approver"] == key["id"]
 
 
-async def test_a_question_that_is_over_cannot_be_answered(service: Service, node: NodeDouble) -> None:
-    sandbox = (await service.create())["id"]
+async def test_a_question_that_is_over_cannot_be_answered(plain: Service, node: NodeDouble) -> None:
+    sandbox = (await plain.create())["id"]
     node.ask(sandbox, "ask-one")
-    await approval(service, "ask-one", state="pending")
+    await approval(plain, "ask-one", state="pending")
     node.tell(Event(ask_ended=AskEnded(ask_id="ask-one", sandbox_id="another", why="client_gone")))
     node.tell(Event(ask_ended=AskEnded(ask_id="ask-one", sandbox_id=sandbox, why="client_gone")))
-    over = await approval(service, "ask-one", state="ended")
+    over = await approval(plain, "ask-one", state="ended")
     assert over["why"] == "client_gone"
-    answer = await decide(service, "ask-one", "allow")
+    answer = await decide(plain, "ask-one", "allow")
     assert (answer.status_code, answer.json()["code"]) == (409, "approval_over")
     node.ask(sandbox, "ask-two", expires_at=time.time() - 10)  # its gateway died before it could say so
-    over = await approval(service, "ask-two", state="ended")
+    over = await approval(plain, "ask-two", state="ended")
     assert over["why"] == "timeout"
     assert node.answers == []
 
@@ -280,28 +280,28 @@ async def test_a_deletion_that_may_be_refused_ends_no_operation(plain: Service, 
     assert (await plain.operation(pausing))["status"] == "succeeded"
 
 
-async def test_rollback_and_export_wait_too_and_what_was_refused_is_failed(service: Service, node: NodeDouble) -> None:
-    await gated(service, "rollback", "export")
-    sandbox = (await service.create())["id"]
-    snapped = await service.http.post(f"/v1/sandboxes/{sandbox}/snapshots", json={"kind": "disk"}, headers=WAIT)
+async def test_rollback_and_export_wait_too_and_what_was_refused_is_failed(plain: Service, node: NodeDouble) -> None:
+    await gated(plain, "rollback", "export")
+    sandbox = (await plain.create())["id"]
+    snapped = await plain.http.post(f"/v1/sandboxes/{sandbox}/snapshots", json={"kind": "disk"}, headers=WAIT)
     snapshot = snapped.json()["operation"]["result"]["snapshot"]
-    back = await service.http.post(f"/v1/sandboxes/{sandbox}/rollback", json={"snapshot": snapshot})
+    back = await plain.http.post(f"/v1/sandboxes/{sandbox}/rollback", json={"snapshot": snapshot})
     operation = back.json()["operation"]["id"]
-    asked = await waiting(service, operation)
-    assert (await approval(service, asked))["request"] == {"verb": "rollback", "snapshot": snapshot}
-    await decide(service, asked, "allow")
-    assert (await service.operation(operation))["status"] == "succeeded"
-    exported = await service.http.post(f"/v1/sandboxes/{sandbox}/export", json={})
+    asked = await waiting(plain, operation)
+    assert (await approval(plain, asked))["request"] == {"verb": "rollback", "snapshot": snapshot}
+    await decide(plain, asked, "allow")
+    assert (await plain.operation(operation))["status"] == "succeeded"
+    exported = await plain.http.post(f"/v1/sandboxes/{sandbox}/export", json={})
     operation = exported.json()["operation"]["id"]
-    await decide(service, await waiting(service, operation), "deny")
-    assert (await service.operation(operation))["error"]["code"] == "approval_denied"
-    listed = (await service.http.get("/v1/exports")).json()["exports"]
+    await decide(plain, await waiting(plain, operation), "deny")
+    assert (await plain.operation(operation))["error"]["code"] == "approval_denied"
+    listed = (await plain.http.get("/v1/exports")).json()["exports"]
     assert {one["state"] for one in listed} == {"failed"}
-    of_snapshot = await service.http.post(f"/v1/snapshots/{snapshot}/export", json={})
+    of_snapshot = await plain.http.post(f"/v1/snapshots/{snapshot}/export", json={})
     assert (of_snapshot.status_code, of_snapshot.json()["code"]) == (403, "approval_needed")
     assert "export.make" not in node.calls
     # What is not named waits for nobody.
-    assert (await service.http.delete(f"/v1/sandboxes/{sandbox}", headers=WAIT)).status_code == 200
+    assert (await plain.http.delete(f"/v1/sandboxes/{sandbox}", headers=WAIT)).status_code == 200
 
 
 async def test_an_operation_waits_on_in_the_next_process(

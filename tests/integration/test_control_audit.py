@@ -52,6 +52,14 @@ async def service(
         yield running
 
 
+@pytest.fixture
+async def plain(folder: Path, node: NodeDouble, writer: AuditWriter) -> AsyncIterator[Service]:
+    """On a file alone: where the database makes no difference."""
+    async with in_process(config_of(folder, node, writer)) as running:
+        await running.ready()
+        yield running
+
+
 async def records(service: Service, **query: Any) -> list[dict[str, Any]]:
     """Everything that matches, page by page."""
     found: list[dict[str, Any]] = []
@@ -101,16 +109,16 @@ async def test_every_change_is_recorded_with_who_made_it_and_in_which_request(se
     assert sequences == sorted(set(sequences))
 
 
-async def test_refused_keys_are_recorded_and_counted(service: Service) -> None:
-    async with service.client("hw_" + "x" * 40) as stranger:
+async def test_refused_keys_are_recorded_and_counted(plain: Service) -> None:
+    async with plain.client("hw_" + "x" * 40) as stranger:
         for _ in range(30):
             assert (await stranger.get("/v1/sandboxes")).status_code == 401
-    made = await service.http.post("/v1/keys", json={"name": "reader", "scopes": ["read"]})
-    async with service.client(made.json()["key"]["key"]) as reader:
+    made = await plain.http.post("/v1/keys", json={"name": "reader", "scopes": ["read"]})
+    async with plain.client(made.json()["key"]["key"]) as reader:
         assert (await reader.post("/v1/sandboxes", json={"template": "seed:latest"})).status_code == 403
     async with asyncio.timeout(WITHIN):
         while True:
-            found = await records(service, kind="key.refused", decision="denied")
+            found = await records(plain, kind="key.refused", decision="denied")
             if len(found) >= 2:
                 break
             await asyncio.sleep(0.05)
@@ -120,13 +128,13 @@ async def test_refused_keys_are_recorded_and_counted(service: Service) -> None:
     assert lacking["data"]["path"] == "/v1/sandboxes"
 
 
-async def test_a_project_sees_its_own_records_and_no_others(service: Service) -> None:
-    await service.http.post("/v1/projects", json={"name": "theirs"})
-    made = await service.http.post(
+async def test_a_project_sees_its_own_records_and_no_others(plain: Service) -> None:
+    await plain.http.post("/v1/projects", json={"name": "theirs"})
+    made = await plain.http.post(
         "/v1/keys", json={"name": "a", "scopes": ["read", "write", "admin"], "project": "theirs"}
     )
-    await service.create()
-    async with service.client(made.json()["key"]["key"]) as theirs:
+    await plain.create()
+    async with plain.client(made.json()["key"]["key"]) as theirs:
         found = (await theirs.get("/v1/audit", params={"limit": 500})).json()["records"]
         assert found
         assert {one["project"] for one in found} == {"theirs"}
@@ -136,36 +144,36 @@ async def test_a_project_sees_its_own_records_and_no_others(service: Service) ->
         lines = exported.content.splitlines()
         assert {json.loads(line)["project"] for line in lines} == {"theirs"}
         assert verify_lines([line + b"\n" for line in lines], filtered=True).good
-    everything = await records(service)
+    everything = await records(plain)
     assert {"", "default", "theirs"} <= {one["project"] for one in everything}
-    reading = await service.http.post("/v1/keys", json={"name": "r", "scopes": ["read", "write"]})
-    async with service.client(reading.json()["key"]["key"]) as reader:
+    reading = await plain.http.post("/v1/keys", json={"name": "r", "scopes": ["read", "write"]})
+    async with plain.client(reading.json()["key"]["key"]) as reader:
         assert (await reader.get("/v1/audit")).status_code == 403
 
 
-async def test_an_export_is_the_journal_itself_and_can_be_checked(service: Service, writer: AuditWriter) -> None:
-    await service.create()
-    head = (await service.http.get("/v1/audit/head")).json()
+async def test_an_export_is_the_journal_itself_and_can_be_checked(plain: Service, writer: AuditWriter) -> None:
+    await plain.create()
+    head = (await plain.http.get("/v1/audit/head")).json()
     assert head["writable"]
     assert head["behind"] == 0
-    exported = await service.http.get("/v1/audit", headers={"accept": "application/x-ndjson"})
+    exported = await plain.http.get("/v1/audit", headers={"accept": "application/x-ndjson"})
     assert exported.headers["content-type"].startswith("application/x-ndjson")
     lines = [line + b"\n" for line in exported.content.splitlines()]
     checked = verify_lines(lines, head["public_key"], at_least=(head["sequence"], head["hash"]))
     assert checked.good, checked.findings
     assert checked.first == 1
     assert b"".join(lines) in b"".join(path.read_bytes() for path in sorted(writer.folder.glob("*.jsonl")))
-    newest = (await service.http.get("/v1/audit", params={"newest": "true", "limit": 1})).json()["records"]
+    newest = (await plain.http.get("/v1/audit", params={"newest": "true", "limit": 1})).json()["records"]
     assert newest[0]["sequence"] >= checked.last
 
 
-async def test_what_happens_is_followed(service: Service) -> None:
-    head = (await service.http.get("/v1/audit/head")).json()
+async def test_what_happens_is_followed(plain: Service) -> None:
+    head = (await plain.http.get("/v1/audit/head")).json()
     seen: list[dict[str, Any]] = []
 
     async def follow() -> None:
         headers = {"accept": "text/event-stream", "last-event-id": str(head["sequence"])}
-        async with service.http.stream("GET", "/v1/audit", headers=headers, params={"kind": "operation."}) as stream:
+        async with plain.http.stream("GET", "/v1/audit", headers=headers, params={"kind": "operation."}) as stream:
             async for line in stream.aiter_lines():
                 if line.startswith("data: "):
                     seen.append(json.loads(line.removeprefix("data: ")))
@@ -173,20 +181,20 @@ async def test_what_happens_is_followed(service: Service) -> None:
                         return
 
     following = asyncio.create_task(follow())
-    sandbox = await service.create()
+    sandbox = await plain.create()
     await asyncio.wait_for(following, WITHIN)
     assert [one["kind"] for one in seen] == ["operation.accepted", "operation.succeeded"]
     assert {one["sandbox_id"] for one in seen} == {sandbox["id"]}
 
 
-async def test_wrong_questions_are_refused(service: Service) -> None:
+async def test_wrong_questions_are_refused(plain: Service) -> None:
     for params, code in (
         ({"cursor": "x"}, "invalid_cursor"),
         ({"limit": "0"}, "invalid_field"),
         ({"kinds": "x"}, "unknown_field"),
         ({"kind": ",".join("a" * 33)}, "invalid_field"),
     ):
-        answer = await service.http.get("/v1/audit", params=params)
+        answer = await plain.http.get("/v1/audit", params=params)
         assert answer.status_code in (400, 422), answer.text
         assert answer.json()["code"] == code
 
@@ -269,13 +277,13 @@ async def test_a_database_that_was_restored_loses_no_record_of_what_follows(
 
 
 async def test_what_waits_for_the_journal_is_not_purged_and_too_much_refuses(
-    service: Service, writer: AuditWriter, monkeypatch: pytest.MonkeyPatch
+    plain: Service, writer: AuditWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asyncio.to_thread(writer.kill)
     monkeypatch.setattr("hatchway.control.auditing.MAX_BEHIND", 20)
     code = 201
     for number in range(200):
-        answer = await service.http.post("/v1/keys", json={"name": f"key {number}", "scopes": ["read"]})
+        answer = await plain.http.post("/v1/keys", json={"name": f"key {number}", "scopes": ["read"]})
         code = answer.status_code
         if code != 201:
             break
@@ -284,7 +292,7 @@ async def test_what_waits_for_the_journal_is_not_purged_and_too_much_refuses(
     assert answer.json()["remedy"]
     await asyncio.to_thread(writer.start)
     async with asyncio.timeout(WITHIN):
-        while (await service.http.post("/v1/keys", json={"name": "again", "scopes": ["read"]})).status_code != 201:
+        while (await plain.http.post("/v1/keys", json={"name": "again", "scopes": ["read"]})).status_code != 201:
             await asyncio.sleep(0.05)
 
 
