@@ -1,4 +1,4 @@
-"""Commands that run the service itself: `up`, `down`, `doctor`, `bench`, `chaos`. With `keys` and `journal`, the only ones that reach the supervisor."""
+"""Commands that run the service itself: `up`, `down`, `doctor`, `bench`, `chaos`, `redteam`. With `keys` and `journal`, the only ones that reach the supervisor."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command("backup")(backup)
     app.command("bench")(bench)
     app.command("chaos")(chaos)
+    app.command("redteam")(redteam)
 
 
 def up(
@@ -202,6 +203,35 @@ def chaos(
 
     roles = [] if only is None else [role.strip() for role in only.split(",")]
     finish(lambda: run(data_folder(data_dir), kills=kills, only=roles, seed=seed, as_json=json), json)
+
+
+def redteam(
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="ID", help="An attack, or all whose ids begin so: H08, H. Default: all."),
+    ] = None,
+    condition: Annotated[
+        list[str] | None, typer.Option("--condition", help="blocked, index, source; may be repeated. Default: all.")
+    ] = None,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove", help="Make the attacks where nothing is defended: each has to arrive. Needs no service."
+        ),
+    ] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Name the attacks, and do nothing.")] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Attack the running service from within sandboxes of its own, towards an internet of its own: what arrives there is told. As root."""
+    from hatchway.redteam.commands import run, show_list
+
+    if listing:
+        show_list(as_json=json)
+        return
+    finish(
+        lambda: run(data_folder(data_dir), only=only or "", conditions=condition or [], prove=prove, as_json=json), json
+    )
 
 
 def _settings(data_dir: Path | None, config: Path | None) -> "Settings":

@@ -1,0 +1,64 @@
+"""Attempts: an attack in a condition, with a marker of its own, and what came of it."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hatchway.redteam.attacks import Attack
+from hatchway.redteam.marks import Oracle, new_mark
+
+BLOCKED, BYPASS, INVALID = "blocked", "bypass", "invalid"
+GUEST_PROGRAM = Path(__file__).with_name("guest.py")
+
+
+@dataclass
+class Attempt:
+    """`verdict` is `blocked`, `bypass` or `invalid`: an attempt that could not even be made says nothing, and is a failure of the suite."""
+
+    attack: Attack
+    condition: str
+    mark: str = field(default_factory=new_mark)
+    verdict: str = INVALID
+    where: list[str] = field(default_factory=list)
+    why: str = "it was not made"
+
+    def line(self) -> dict[str, Any]:
+        """What is told of it as JSON."""
+        told: dict[str, Any] = {
+            "id": self.attack.id,
+            "title": self.attack.title,
+            "class": self.attack.kind,
+            "condition": self.condition,
+            "verdict": self.verdict,
+        }
+        if self.where:
+            told["arrived"] = self.where
+        if self.why:
+            told["why"] = self.why
+        return told
+
+
+def given(facts: dict[str, object], attempts: Iterable[Attempt]) -> bytes:
+    """What the guest's program reads."""
+    told = [{"script": one.attack.script, "mark": one.mark} for one in attempts]
+    return json.dumps({"facts": facts, "attempts": told}).encode()
+
+
+def judge(attempts: Sequence[Attempt], printed: str, oracle: Oracle, token: str) -> None:
+    """Gives verdicts by what the guest's program printed of its attempts, what arrived, and whether it could say the token of the host."""
+    reports: dict[str, dict[str, Any]] = {}
+    for line in printed.splitlines():
+        try:
+            report = json.loads(line)
+        except ValueError:
+            continue
+        reports[report["mark"]] = report
+    for one in attempts:
+        report = reports.get(one.mark, {"said": [], "why": "the guest did not tell of it", "tried": []})
+        one.where = oracle.where(one.mark)
+        if any(token in text for text in report["said"]):
+            one.where.append("a file of this host was read")
+        one.why = report["why"]
+        one.verdict = BYPASS if one.where else INVALID if one.why else BLOCKED

@@ -1,0 +1,429 @@
+"""The internet that attacks aim at: a network namespace in which every address is there and every server writes down what arrives.
+
+As `Ground(naive=False)` it is joined to this host by a link of a private network that is free: gateways reach it by their policies alone. Routes
+of those who carry requests (`users`) also lead metadata services and addresses of nobody into it, so that what should not have left is
+seen there. As `Ground(naive=True)` a namespace in the place of a guest is joined to it, with nothing in between. Needs root; `close` leaves nothing.
+"""
+
+import contextlib
+import ctypes
+import ipaddress
+import itertools
+import os
+import random
+import secrets
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from hatchway.redteam.marks import Oracle, Tail
+
+T = TypeVar("T")
+
+NAMES = {"index.test": 10, "files.test": 10, "api.test": 10, "other.test": 10, "clear.test": 11, "git.test": 12,
+         "evil.test": 66, "private.test": 80, "tenant.test": 81}  # fmt: skip
+"""Names of the sites, and the last number of their address. `index`, `files`, `api` and `other` are on one address."""
+PORTS = (22, 25, 80, 443, 853, 3306, 5432, 8080, 8443, 9090, 15001, 15053)
+METADATA = "169.254.169.254"
+NOBODYS = ("203.0.113.0/24", "198.51.100.0/24", f"{METADATA}/32", "100.100.100.200/32", "168.63.129.16/32")
+"""Addresses where no site of anybody's is, and those of metadata services: no gateway has business there."""
+GUEST, GATEWAY = "10.200.0.2", "10.200.0.1"
+GUEST6, GATEWAY6 = "fd00:200::2", "fd00:200::1"
+QUIET_S = 0.5
+BACKLOG = 128
+
+_CLONE_NEWNET = 0x40000000
+_ETH_P_ALL, _ETH_P_IP = 3, 0x0800
+_IP_PKTINFO = 8
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def lacking() -> str:
+    """What this machine lacks for it; empty when nothing."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    try:
+        subprocess.run(["ip", "-V"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "there is no `ip` (iproute2)"
+    return ""
+
+
+class Ground:
+    """See the module. `users` are ids of users whose routes lead `NOBODYS` into it."""
+
+    def __init__(self, *, naive: bool, users: frozenset[int] = frozenset()) -> None:
+        self.oracle = Oracle()
+        self.naive = naive
+        self.run = secrets.token_hex(3)
+        self.token = f"honey-{secrets.token_hex(16)}"
+        """What a file of this host says that no guest may read."""
+        self._stack = ExitStack()
+        self._inside = f"hwrt-n{self.run}"
+        self._guest = f"hwrt-g{self.run}"
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._hook = sys.unraisablehook
+        sys.unraisablehook = self._unraisable
+        self._stack.callback(setattr, sys, "unraisablehook", self._hook)
+        try:
+            self._make(users)
+        except BaseException:
+            self.close()
+            raise
+
+    def _unraisable(self, what: "sys.UnraisableHookArgs") -> None:
+        """A server name that is no text is refused by the library of TLS, which has nobody to tell."""
+        if not isinstance(what.exc_value, UnicodeDecodeError):
+            self._hook(what)
+
+    @property
+    def zone(self) -> dict[str, str]:
+        """The addresses of the sites."""
+        return {name: f"{self.net}.{number}" for name, number in NAMES.items()}
+
+    def facts(self) -> dict[str, object]:
+        """What an attacker who knows the ground knows."""
+        return {
+            "zone": self.zone,
+            "resolver": f"{self.net}.53",
+            "port": self.port,
+            "here": self.own_addresses(),
+            "honey": str(self.honey),
+            "abstract": self.abstract,
+        }
+
+    def own_addresses(self) -> list[str]:
+        """Addresses of this host that an attacker may know."""
+        return [f"{self.net}.1", "127.0.0.1", *_addresses()[:2]]
+
+    def guest_command(self, *argv: str) -> list[str]:
+        """A command line that runs in the place of a guest (`naive`)."""
+        return ["ip", "netns", "exec", self._guest, *argv]
+
+    def close(self) -> None:
+        """Removes all of it; may be repeated."""
+        self._closing.set()
+        self._stack.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    # -- making
+
+    def _make(self, users: frozenset[int]) -> None:
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hatchway-redteam-")))
+        self.honey = self.folder / "honeytoken"
+        self.honey.write_text(self.token)
+        self.net = _free_network()
+        self.authority = _Authority(self.folder)
+        self._namespace(self._inside)
+        # Every address is there: routes that are more specific than this one alone go elsewhere.
+        _ip("link set lo up\nroute add local default dev lo table main", self._inside)
+        if self.naive:
+            self._join_guest()
+        else:
+            self._join_host(users)
+        self._listen_here()
+        self._serve_inside()
+
+    def _join_guest(self) -> None:
+        self._namespace(self._guest)
+        _ip(f"link add eth1 netns {self._inside} type veth peer name eth0 netns {self._guest}")
+        _ip(
+            f"link set lo up\naddr add {GUEST}/24 dev eth0\nlink set eth0 up\nroute add default via {GATEWAY}",
+            self._guest,
+        )
+        _ip(f"addr add {GATEWAY}/24 dev eth1\nlink set eth1 up", self._inside)
+        _ip(f"-6 addr add {GUEST6}/64 dev eth0 nodad\n-6 route add default via {GATEWAY6}", self._guest, quiet=True)
+        _ip(
+            f"-6 addr add {GATEWAY6}/64 dev eth1 nodad\n-6 route add local default dev lo table main",
+            self._inside,
+            quiet=True,
+        )
+        within(self._inside, _open)
+
+    def _join_host(self, users: frozenset[int]) -> None:
+        link = f"hwrt{self.run}"
+        _ip(f"link add {link} type veth peer name eth1 netns {self._inside}")
+        self._stack.callback(_ip, f"link del {link}", quiet=True)
+        _ip(f"addr add {self.net}.2/32 dev eth1\nlink set eth1 up\nroute add {self.net}.1/32 dev eth1", self._inside)
+        _ip(f"addr add {self.net}.1/24 dev {link}\nlink set {link} up")
+        self._routes(users, link)
+
+    def _namespace(self, name: str) -> None:
+        self._stack.callback(subprocess.run, ["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+        _run(["ip", "netns", "add", name])
+
+    def _routes(self, users: frozenset[int], link: str) -> None:
+        table = random.randrange(20_000, 30_000)
+        if not users:
+            return
+        for network in NOBODYS:
+            _ip(f"route add {network} via {self.net}.2 dev {link} table {table}")
+        for user in users:
+            _ip(f"rule add pref {table} uidrange {user}-{user} lookup {table}")
+            self._stack.callback(_ip, f"rule del pref {table} uidrange {user}-{user}", quiet=True)
+
+    def _listen_here(self) -> None:
+        """What an attack on this host arrives at: one port of all its addresses, names in questions, and a socket without a file."""
+        self.abstract = f"hatchway-redteam-{self.run}"
+
+        def abstract() -> socket.socket:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.bind("\0" + self.abstract)
+            sock.listen()
+            return sock
+
+        if self.naive:
+            self.port = random.randrange(40_000, 60_000)
+            self._accept(within(self._guest, abstract), "a socket of this host", None)
+            return
+        self._accept(abstract(), "a socket of this host", None)
+        sock = socket.create_server(("", 0), backlog=BACKLOG)
+        self.port = sock.getsockname()[1]
+        self._accept(sock, "this host", None)
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.bind(("", self.port))
+        self._loop(datagrams, lambda one: self.oracle.note("this host", one.recv(65536)))
+        asked = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_IP))
+        self._loop(asked, self._question)
+
+    def _question(self, sock: socket.socket) -> None:
+        packet = sock.recv(65536)
+        at = (packet[0] & 15) * 4
+        if packet[9] in (6, 17) and struct.unpack(">H", packet[at + 2 : at + 4])[0] in (53, 853, 5353):
+            self.oracle.note("somebody's name server", packet)
+
+    def _serve_inside(self) -> None:
+        context = self.authority.context(self.oracle)
+
+        def listener(port: int) -> socket.socket:
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+            return socket.create_server(("", port), backlog=BACKLOG)
+
+        for port in (*PORTS, self.port):
+            sock = within(self._inside, lambda port=port: listener(port))  # type: ignore[misc]
+            self._accept(sock, f"a site, port {port}", context if port in (443, 8443, 853) else None)
+
+        def names() -> socket.socket:
+            sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+            sock.bind(("", 53))
+            return sock
+
+        def wire() -> socket.socket:
+            sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+            sock.bind(("eth1", _ETH_P_ALL))
+            return sock
+
+        self._loop(within(self._inside, names), self._name)
+        self._accept(within(self._inside, lambda: listener(53)), "a name server, over TCP", None)
+        # Tags of VLANs are taken off before a frame is seen here; what they are around is not.
+        self._loop(within(self._inside, wire), lambda sock: self.oracle.note("the wire", sock.recv(65536)))
+
+    def _name(self, sock: socket.socket) -> None:
+        data, ancillary, _, peer = sock.recvmsg(4096, 256)
+        self.oracle.note("a name server", data)
+        answer = _answer(data, self.zone)
+        if answer:
+            came_to = ancillary[0][2] if ancillary else b""
+            told = struct.pack("I4s4s", 0, came_to[8:12], b"\0" * 4)
+            sock.sendmsg([answer], [(socket.IPPROTO_IP, _IP_PKTINFO, told)], 0, peer)
+
+    # -- serving
+
+    def _accept(self, sock: socket.socket, where: str, context: ssl.SSLContext | None) -> None:
+        def take(listener: socket.socket) -> None:
+            stream, _ = listener.accept()
+            threading.Thread(target=self._serve, args=(stream, where, context), daemon=True).start()
+
+        self._loop(sock, take)
+
+    def _serve(self, stream: socket.socket, where: str, context: ssl.SSLContext | None) -> None:
+        tail = Tail(self.oracle, where)
+        with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as stack:
+            stack.callback(stream.close)
+            stream.settimeout(30)
+            if context is not None and stream.recv(1, socket.MSG_PEEK) == b"\x16":
+                stream = stack.enter_context(context.wrap_socket(stream, server_side=True))
+            while data := stream.recv(65536):
+                tail.note(data)
+                ends = max(1, data.count(b"\r\n\r\n"))
+                stream.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes" * ends)
+
+    def _loop(self, sock: socket.socket, step: Callable[[socket.socket], None]) -> None:
+        sock.settimeout(QUIET_S)
+
+        def loop() -> None:
+            with sock:
+                while not self._closing.is_set():
+                    try:
+                        step(sock)
+                    except TimeoutError:
+                        continue
+                    except OSError:
+                        if sock.fileno() < 0:
+                            return
+
+        thread = threading.Thread(target=loop, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+
+_OPEN = (
+    ("ipv4/conf/all/rp_filter", 0),
+    ("ipv4/conf/eth1/rp_filter", 0),
+    ("ipv4/conf/all/accept_source_route", 1),
+    ("ipv4/conf/eth1/accept_source_route", 1),
+    ("ipv4/conf/eth1/route_localnet", 1),
+    ("ipv4/conf/eth1/accept_local", 1),
+)
+"""Where nothing is defended: addresses of the host itself are taken from the link, whoever they come from."""
+
+
+def _open() -> None:
+    for name, value in _OPEN:
+        Path(f"/proc/sys/net/{name}").write_text(str(value))
+
+
+@contextmanager
+def standing(*, naive: bool, users: frozenset[int] = frozenset()) -> Iterator[Ground]:
+    """A `Ground` that is removed in the end."""
+    ground = Ground(naive=naive, users=users)
+    try:
+        yield ground
+    finally:
+        ground.close()
+
+
+def within(namespace: str, call: Callable[[], T]) -> T:
+    """Calls in a network namespace, on a thread that ends: none that is used again may have been elsewhere."""
+
+    def work() -> T:
+        fd = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+        try:
+            if _libc.setns(fd, _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+            return call()
+        finally:
+            os.close(fd)
+
+    with ThreadPoolExecutor(1) as ending:
+        return ending.submit(work).result()
+
+
+def _answer(data: bytes, zone: dict[str, str]) -> bytes:
+    """An answer to the first question of a packet; every name is somewhere."""
+    at, labels = 12, []
+    while at < len(data) and data[at]:
+        labels.append(data[at + 1 : at + 1 + data[at]].decode("latin-1").lower())
+        at += 1 + data[at]
+    if at + 5 > len(data):
+        return b""
+    address = zone.get(".".join(labels), zone["evil.test"])
+    record = b"\xc0\x0c\0\1\0\1" + struct.pack(">IH", 30, 4) + ipaddress.IPv4Address(address).packed
+    return data[:2] + b"\x81\x80\0\1\0\1\0\0\0\0" + data[12 : at + 5] + record
+
+
+class _Authority:
+    """Who vouches for the sites: one certificate for each name, shown to whoever asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sites of hatchway redteam")])
+        own = self._certificate(self._name, self._key, x509.BasicConstraints(ca=True, path_length=0))
+        self.pem = own.public_bytes(serialization.Encoding.PEM).decode("ascii")
+
+    def context(self, oracle: Oracle) -> ssl.SSLContext:
+        """What a server needs; the names that clients ask for are noted."""
+        contexts = {name: self._for(name) for name in NAMES}
+        first = contexts["index.test"]
+
+        def choose(sock: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: object) -> None:
+            oracle.note("a site, as its name", (name or "").encode("utf-8", "replace"))
+            if name and name.lower() in contexts:
+                sock.context = contexts[name.lower()]
+
+        first.sni_callback = choose
+        return first
+
+    def _for(self, name: str) -> ssl.SSLContext:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._certificate(subject, key, x509.SubjectAlternativeName([x509.DNSName(name)]))
+        path = self._folder / f"{name}.pem"
+        path.write_bytes(
+            certificate.public_bytes(serialization.Encoding.PEM)
+            + key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(path)
+        return context
+
+    def _certificate(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, more: x509.ExtensionType
+    ) -> x509.Certificate:
+        now = datetime.now(UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(more, critical=isinstance(more, x509.BasicConstraints))
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _free_network() -> str:
+    """The first three numbers of a private network that no route of this host leads to."""
+    taken = [
+        ipaddress.ip_network(word)
+        for line in _run(["ip", "-4", "route", "show", "table", "all"]).splitlines()
+        for word in line.split()
+        if "/" in word and word.count(".") == 3
+    ]
+    for _ in range(200):
+        net = ipaddress.ip_network(f"10.{random.randrange(201, 251)}.{random.randrange(256)}.0/24")
+        if not any(net.overlaps(one) for one in taken):
+            return str(net.network_address).rpartition(".")[0]
+    raise OSError("no private network is free")
+
+
+def _addresses() -> list[str]:
+    words = _run(["ip", "-4", "-o", "addr", "show", "scope", "global"]).split()
+    return [after.partition("/")[0] for word, after in itertools.pairwise(words) if word == "inet"]
+
+
+def _ip(script: str, namespace: str = "", *, quiet: bool = False) -> None:
+    for line in script.splitlines():
+        _run(["ip", *(["-n", namespace] if namespace else []), *line.split()], quiet=quiet)
+
+
+def _run(argv: list[str], *, quiet: bool = False) -> str:
+    done = subprocess.run(argv, text=True, capture_output=True, check=False)
+    if done.returncode != 0 and not quiet:
+        raise OSError(f"{' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout

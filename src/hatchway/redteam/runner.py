@@ -1,0 +1,191 @@
+"""The attempts in real sandboxes of a running service: one sandbox for each condition, as root of it, many attempts in one command."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hatchway.client import Hatchway, HatchwayError, Sandbox
+from hatchway.redteam.attacks import Attack
+from hatchway.redteam.attacks.attack import BLOCKED, CONDITIONS
+from hatchway.redteam.attempts import BYPASS, GUEST_PROGRAM, INVALID, Attempt, given, judge
+from hatchway.redteam.ground import Ground, standing
+from hatchway.redteam.marks import new_mark
+
+AT_A_TIME = 60
+BATCH_WITHIN_S = 600.0
+SETTLE_S = 1.0
+"""What left is at a server within this time."""
+MEMORY_MIB = 256
+PROGRAM = "/root/attacks.py"
+
+_ALLOWED = Attack(
+    "C00.allowed",
+    "What the policy allows arrives",
+    "site('index.test', b'GET /simple/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n')",
+)
+_CREDENTIAL = Attack(
+    "C00.credential",
+    "A placeholder in its place becomes the secret",
+    "site('api.test', b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer ' + os.environ['REDTEAM_TOKEN'].encode() + b'\\r\\n\\r\\n')",
+)
+_SECRET = Attack("C00.secret", "The secret, in all that arrived from all attacks", "")
+
+
+def attack(
+    hatchway: Hatchway,
+    attacks: Sequence[Attack],
+    conditions: Sequence[str],
+    users: frozenset[int],
+    progress: Callable[[str], None],
+) -> list[Attempt]:
+    """Makes the attempts and returns them with their verdicts. Raises `HatchwayError`, and `OSError` where there can be no namespaces."""
+    done: list[Attempt] = []
+    with standing(naive=False, users=users) as ground, _settings(hatchway, ground) as secret:
+        for condition in [one for one in CONDITIONS if one in conditions]:
+            wanted = [one for one in attacks if condition in one.conditions]
+            if wanted:
+                done += _Condition(hatchway, ground, condition, secret, progress).run(wanted)
+    return done
+
+
+@contextmanager
+def _settings(hatchway: Hatchway, ground: Ground) -> Iterator[str]:
+    """A policy of the project that lends the sites' network to policies of sandboxes, and a credential; both end with the run."""
+    name, secret = f"redteam-{ground.run}", new_mark()
+    hatchway.policies.put(name, {"version": 1, "private_networks": [f"{ground.net}.0/24"]}, tier="project")
+    try:
+        hatchway.credentials.put(name, ["api.test"], value=secret)
+        try:
+            yield secret
+        finally:
+            hatchway.credentials.delete(name)
+    finally:
+        hatchway.policies.delete(name, tier="project")
+
+
+class _Condition:
+    """One condition's sandbox, which is made anew when an attack broke it."""
+
+    def __init__(
+        self, hatchway: Hatchway, ground: Ground, condition: str, secret: str, progress: Callable[[str], None]
+    ) -> None:
+        self._hatchway = hatchway
+        self._ground = ground
+        self._condition = condition
+        self._secret = secret
+        self._progress = progress
+
+    def run(self, attacks: Sequence[Attack]) -> list[Attempt]:
+        """All attempts of the condition, and those that show that what is allowed passes."""
+        done: list[Attempt] = []
+        self._sandbox = self._new()
+        try:
+            done += self._control(_ALLOWED)
+            for at in range(0, len(attacks), AT_A_TIME):
+                self._progress(f"{self._condition}: {at} of {len(attacks)}")
+                done += self._whole(attacks[at : at + AT_A_TIME])
+            if self._condition != BLOCKED:
+                done.append(self._kept())
+                done += self._control(_CREDENTIAL)
+        finally:
+            self._leave()
+        return done
+
+    def _control(self, one: Attack) -> list[Attempt]:
+        """What has to arrive. Where it does not, blocking the rest says nothing: the attempt is `invalid`."""
+        if self._condition == BLOCKED:
+            return []
+        (attempt,) = self._batch([one])
+        if one is _CREDENTIAL and not self._ground.oracle.where(self._secret):
+            attempt.where = []
+        if attempt.where:
+            return []
+        attempt.verdict, attempt.why = INVALID, attempt.why or "what is allowed did not arrive"
+        return [attempt]
+
+    def _kept(self) -> Attempt:
+        attempt = Attempt(_SECRET, self._condition, mark=self._secret, why="")
+        attempt.where = self._ground.oracle.where(self._secret) if self._condition == CONDITIONS[1] else []
+        attempt.verdict = BYPASS if attempt.where else "blocked"
+        return attempt
+
+    def _whole(self, attacks: Sequence[Attack]) -> list[Attempt]:
+        """A batch; what could not be made in it is tried once more, in a new sandbox where this one is broken."""
+        attempts = self._batch(attacks)
+        failed = [one.attack for one in attempts if one.verdict == INVALID]
+        if not failed:
+            return attempts
+        with contextlib.suppress(HatchwayError):
+            self._leave()
+        self._sandbox = self._new()
+        again = {one.attack.id: one for one in self._batch(failed)}
+        return [again.get(one.attack.id, one) for one in attempts]
+
+    def _batch(self, attacks: Sequence[Attack]) -> list[Attempt]:
+        attempts = [Attempt(one, self._condition) for one in attacks]
+        printed, why = "", ""
+        try:
+            result = self._sandbox.run(
+                ["python3", "-I", PROGRAM],
+                stdin=given(self._ground.facts(), attempts),
+                user="root",
+                timeout=BATCH_WITHIN_S,
+            )
+            printed, why = result.stdout, result.stderr[-300:] if result.exit_code else ""
+        except HatchwayError as error:
+            why = f"{error.code}: {error.cause}"
+        time.sleep(SETTLE_S)
+        judge(attempts, printed, self._ground.oracle, self._ground.token)
+        for one in attempts:
+            if one.verdict == INVALID and why:
+                one.why = why
+        return attempts
+
+    def _new(self) -> Sandbox:
+        sandbox = self._hatchway.sandboxes.create(memory_mib=MEMORY_MIB, policy=self._policy(), timeout=300)
+        sandbox.files.write(PROGRAM, GUEST_PROGRAM.read_bytes(), user="root")
+        return sandbox
+
+    def _leave(self) -> None:
+        with contextlib.suppress(HatchwayError):
+            self._sandbox.delete()
+
+    def _policy(self) -> dict[str, Any]:
+        if self._condition == BLOCKED:
+            return {"version": 1}
+        ca = {"upstream_ca": [self._ground.authority.pem]}
+        private = {"private": "allow"}
+        read = [{"methods": ["GET", "HEAD"], "paths": ["/simple/**", "/packages/**"]}]
+        rules: list[dict[str, Any]] = [
+            {"id": "index", "to": {"hosts": ["index.test", "files.test"]}, "http": {"allow": read}, "tls": ca},
+            {
+                "id": "api",
+                "to": {"hosts": ["api.test"]},
+                "http": {"allow": [{"methods": ["GET", "POST"], "paths": ["/v1/**"]}]},
+                "tls": ca,
+                "credentials": ["token"],
+            },
+            {"id": "clear", "to": {"hosts": ["clear.test"]}, "http": {"allow": read}, "tls": {"mode": "none"}},
+            {
+                "id": "git",
+                "to": {"hosts": ["git.test"]},
+                "protocol": "git",
+                "git": {"operations": ["fetch"], "repositories": ["/team/repo"]},
+                "tls": ca,
+            },
+        ]
+        return {
+            "version": 1,
+            "dns": {"records": {name: [address] for name, address in self._ground.zone.items()}},
+            "rules": [{**one, "resolve": private} for one in rules],
+            "credentials": [
+                {
+                    "id": "token",
+                    "source": f"store:redteam-{self._ground.run}",
+                    "expose": {"env": "REDTEAM_TOKEN"},
+                    "inject": [{"where": "header", "name": "authorization", "format": "Bearer {}"}],
+                }
+            ],
+        }

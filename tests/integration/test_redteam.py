@@ -1,0 +1,124 @@
+"""The red team's own means: its attacks arrive where nothing is defended, its oracle counts what arrives, and nothing of its ground stays."""
+
+import os
+import subprocess
+
+import pytest
+
+from hatchway.redteam.attacks import ATTACKS, CLASSES, CONDITIONS, Attack, chosen
+from hatchway.redteam.attempts import BLOCKED, BYPASS, INVALID, Attempt, judge
+from hatchway.redteam.ground import Ground, lacking, standing
+from hatchway.redteam.marks import Oracle, Tail, new_mark
+from hatchway.redteam.naive import prove
+from hatchway.redteam.report import counts, lines, named, table
+
+
+def _first_of_each_row() -> list[Attack]:
+    rows: dict[str, Attack] = {}
+    for one in ATTACKS:
+        rows.setdefault(one.row, one)
+    return list(rows.values())
+
+
+@pytest.fixture
+def _namespaces() -> None:
+    if why := lacking():
+        pytest.skip(f"{why}: that attacks arrive where nothing is defended was not shown")
+
+
+def _links() -> str:
+    names = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+    rules = subprocess.run(["ip", "rule"], capture_output=True, text=True, check=True).stdout
+    return names + rules
+
+
+@pytest.mark.usefixtures("_namespaces")
+def test_one_attack_of_each_row_arrives_where_nothing_is_defended() -> None:
+    """All of them: `hatchway redteam --prove`."""
+    done = prove(_first_of_each_row(), lambda _: None)
+    assert named(done, [BLOCKED, INVALID]) == ""
+    assert {one.verdict for one in done} == {BYPASS}
+
+
+@pytest.mark.usefixtures("_namespaces")
+def test_a_ground_leaves_nothing_also_when_it_is_broken_off() -> None:
+    grounds: list[Ground] = []
+
+    def broken_off() -> None:
+        with standing(naive=False, users=frozenset({65_000})) as ground:
+            grounds.append(ground)
+            assert f"hwrt{ground.run}" in _links()
+            assert "65000-65000" in _links()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    run, folder = grounds[0].run, grounds[0].folder
+    assert run not in _links()
+    assert "65000-65000" not in _links()
+    assert not folder.exists()
+    assert not any(run in name for name in os.listdir("/run/netns"))
+
+
+@pytest.mark.usefixtures("_namespaces")
+def test_what_is_sent_to_addresses_of_nobody_by_those_who_carry_arrives() -> None:
+    """The oracle sees what a gateway would let out: the same octets, from the gateway's user, are seen."""
+    mark = new_mark()
+    script = f"exec 3<>/dev/tcp/169.254.169.254/80; printf {mark} >&3; head -c 4 <&3"
+    with standing(naive=False, users=frozenset({65_001})) as ground:
+        command = ["setpriv", "--reuid", "65001", "--clear-groups", "bash", "-c", script]
+        done = subprocess.run(command, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        assert "a site, port 80" in ground.oracle.where(mark)
+
+
+def test_a_ground_that_cannot_be_made_whole_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    if why := lacking():
+        pytest.skip(why)
+    monkeypatch.setattr(Ground, "_serve_inside", lambda _: (_ for _ in ()).throw(OSError("no more")))
+    before = sorted(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else []
+    with pytest.raises(OSError, match="no more"):
+        Ground(naive=True)
+    assert not [one for one in os.listdir("/run/netns") if one.startswith("hwrt-") and one not in before]
+
+
+def test_there_are_attacks_of_every_class_and_each_has_a_name_of_its_own() -> None:
+    assert len({one.id for one in ATTACKS}) == len(ATTACKS) >= 150
+    assert {one.kind for one in ATTACKS} == set(CLASSES.values())
+    assert {condition for one in ATTACKS for condition in one.conditions} == set(CONDITIONS)
+    for one in ATTACKS:
+        compile(one.script, one.id, "exec")
+    assert [one.id for one in chosen("H08.chunked-cl")] == ["H08.chunked-cl"]
+    assert chosen("nothing") == ()
+
+
+def test_a_marker_counts_in_any_case_and_in_two_pieces() -> None:
+    oracle, mark = Oracle(), new_mark()
+    tail = Tail(oracle, "a site")
+    tail.note(b"GET /" + mark[:7].upper().encode())
+    assert oracle.where(mark) == []
+    tail.note(mark[7:].upper().encode() + b" HTTP/1.1")
+    assert oracle.where(mark) == ["a site"]
+
+
+def test_verdicts_go_by_what_arrived_and_what_was_not_tried_is_no_success() -> None:
+    oracle = Oracle()
+    attack = ATTACKS[0]
+    arrived, kept, failed, silent, read = (Attempt(attack, "index") for _ in range(5))
+    oracle.note("a site", arrived.mark.encode())
+    told = '{{"mark": "{}", "tried": ["x"], "said": ["{}"], "why": "{}"}}'
+    printed = "\n".join(
+        [
+            told.format(arrived.mark, "", "NameError"),
+            told.format(kept.mark, "", ""),
+            told.format(failed.mark, "", "nothing was tried"),
+            told.format(read.mark, "says honey-1", ""),
+            "not JSON",
+        ]
+    )
+    attempts = [arrived, kept, failed, silent, read]
+    judge(attempts, printed, oracle, "honey-1")
+    assert [one.verdict for one in attempts] == [BYPASS, BLOCKED, INVALID, INVALID, BYPASS]
+    assert counts(attempts) == {"attacks": 1, "bypasses": 2, "invalid": 2}
+    assert "2 of 5" in table(attempts)
+    assert lines(attempts, 1.0).count("\n") == 5
