@@ -89,6 +89,7 @@ def test_there_are_attacks_of_every_class_and_each_has_a_name_of_its_own() -> No
     for one in ATTACKS:
         compile(one.script, one.id, "exec")
     assert [one.id for one in chosen("H08.chunked-cl")] == ["H08.chunked-cl"]
+    assert {one.row for one in chosen("H08.chunked-cl, D01")} == {"H08", "D01"}
     assert chosen("nothing") == ()
 
 

@@ -208,7 +208,7 @@ def chaos(
 def redteam(
     only: Annotated[
         str | None,
-        typer.Option("--only", metavar="ID", help="An attack, or all whose ids begin so: H08, H. Default: all."),
+        typer.Option("--only", metavar="ID,...", help="Attacks, or all whose ids begin so: H08, H. Default: all."),
     ] = None,
     condition: Annotated[
         list[str] | None, typer.Option("--condition", help="blocked, index, source; may be repeated. Default: all.")

@@ -71,7 +71,7 @@ class Ground:
         self.oracle = Oracle()
         self.naive = naive
         self.run = secrets.token_hex(3)
-        self.token = f"honey-{secrets.token_hex(16)}"
+        self.token = f"honey-{self.run}-{secrets.token_hex(16)}"
         """What a file of this host says that no guest may read."""
         self._stack = ExitStack()
         self._inside = f"hwrt-n{self.run}"
@@ -106,6 +106,8 @@ class Ground:
             "here": self.own_addresses(),
             "honey": str(self.honey),
             "abstract": self.abstract,
+            "run": self.run,
+            "devices": [str(self.honey)] if self.naive else [],
         }
 
     def own_addresses(self) -> list[str]:
@@ -262,7 +264,11 @@ class Ground:
             stack.callback(stream.close)
             stream.settimeout(30)
             if context is not None and stream.recv(1, socket.MSG_PEEK) == b"\x16":
-                stream = stack.enter_context(context.wrap_socket(stream, server_side=True))
+                secured = stack.enter_context(context.wrap_socket(stream, server_side=True))
+                tail = Tail(
+                    self.oracle, f"{where}, as {self.authority.names.get(secured.context, 'whoever is asked for')}"
+                )
+                stream = secured
             while data := stream.recv(65536):
                 tail.note(data)
                 ends = max(1, data.count(b"\r\n\r\n"))
@@ -347,6 +353,8 @@ class _Authority:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.names: dict[ssl.SSLContext, str] = {}
+        """Which site's each context of a server is."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sites of hatchway redteam")])
         own = self._certificate(self._name, self._key, x509.BasicConstraints(ca=True, path_length=0))
@@ -355,12 +363,12 @@ class _Authority:
     def context(self, oracle: Oracle) -> ssl.SSLContext:
         """What a server needs; the names that clients ask for are noted."""
         contexts = {name: self._for(name) for name in NAMES}
-        first = contexts["index.test"]
+        self.names = {context: name for name, context in contexts.items()}
+        first, other = contexts["index.test"], self._for("other.test")
 
         def choose(sock: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: object) -> None:
             oracle.note("a site, as its name", (name or "").encode("utf-8", "replace"))
-            if name and name.lower() in contexts:
-                sock.context = contexts[name.lower()]
+            sock.context = contexts.get((name or "").lower(), other)
 
         first.sni_callback = choose
         return first

@@ -30,6 +30,9 @@ _CREDENTIAL = Attack(
     "A placeholder in its place becomes the secret",
     "site('api.test', b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer ' + os.environ['REDTEAM_TOKEN'].encode() + b'\\r\\n\\r\\n')",
 )
+_WITNESS = Attack("C00.witness", "Another sandbox hears itself", "")
+NEIGHBOURS = "E06"
+SECRETS_SITE = "api.test"
 _SECRET = Attack("C00.secret", "The secret, in all that arrived from all attacks", "")
 
 
@@ -65,6 +68,20 @@ def _settings(hatchway: Hatchway, ground: Ground) -> Iterator[str]:
         hatchway.policies.delete(name, tier="project")
 
 
+class _Neighbour:
+    """Another sandbox, whose root listens."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.mark = new_mark()
+        command = f"python3 -I {PROGRAM} listen {self.mark} >/root/heard 2>&1 </dev/null &"
+        sandbox.run(command, user="root", timeout=60)
+
+    def heard(self) -> set[str]:
+        """The markers that reached it."""
+        return set(self.sandbox.run(["cat", "/root/heard"], user="root", timeout=60).stdout.split())
+
+
 class _Condition:
     """One condition's sandbox, which is made anew when an attack broke it."""
 
@@ -81,17 +98,34 @@ class _Condition:
         """All attempts of the condition, and those that show that what is allowed passes."""
         done: list[Attempt] = []
         self._sandbox = self._new()
+        neighbour = _Neighbour(self._new()) if any(one.row == NEIGHBOURS for one in attacks) else None
         try:
             done += self._control(_ALLOWED)
             for at in range(0, len(attacks), AT_A_TIME):
                 self._progress(f"{self._condition}: {at} of {len(attacks)}")
                 done += self._whole(attacks[at : at + AT_A_TIME])
+            if neighbour is not None:
+                done += self._overheard(neighbour, done)
             if self._condition != BLOCKED:
-                done.append(self._kept())
                 done += self._control(_CREDENTIAL)
+                done.append(self._kept())
         finally:
             self._leave()
+            if neighbour is not None:
+                with contextlib.suppress(HatchwayError):
+                    neighbour.sandbox.delete()
         return done
+
+    def _overheard(self, neighbour: "_Neighbour", attempts: Sequence[Attempt]) -> list[Attempt]:
+        """What another sandbox heard counts as arrived, whichever attack sent it. One that does not even hear itself is no witness."""
+        heard = neighbour.heard()
+        for one in attempts:
+            if one.mark in heard:
+                one.where.append("another sandbox")
+                one.verdict = BYPASS
+        if neighbour.mark in heard:
+            return []
+        return [Attempt(_WITNESS, self._condition, why="the other sandbox heard nothing, not even itself")]
 
     def _control(self, one: Attack) -> list[Attempt]:
         """What has to arrive. Where it does not, blocking the rest says nothing: the attempt is `invalid`."""
@@ -106,9 +140,13 @@ class _Condition:
         return [attempt]
 
     def _kept(self) -> Attempt:
-        attempt = Attempt(_SECRET, self._condition, mark=self._secret, why="")
-        attempt.where = self._ground.oracle.where(self._secret) if self._condition == CONDITIONS[1] else []
-        attempt.verdict = BYPASS if attempt.where else "blocked"
+        """The secret is at the site that it is for, and nowhere else."""
+        attempt = Attempt(_SECRET, self._condition, mark=self._secret, verdict="blocked", why="")
+        attempt.where = [
+            one for one in self._ground.oracle.where(self._secret) if not one.endswith(f", as {SECRETS_SITE}")
+        ]
+        if attempt.where:
+            attempt.verdict = BYPASS
         return attempt
 
     def _whole(self, attacks: Sequence[Attack]) -> list[Attempt]:

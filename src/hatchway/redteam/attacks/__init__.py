@@ -22,5 +22,7 @@ ATTACKS: tuple[Attack, ...] = (
 
 
 def chosen(only: str) -> tuple[Attack, ...]:
-    """The attacks that a word of the command line means: an id, or the beginning of ids (H08, H). All of them for an empty one."""
-    return tuple(one for one in ATTACKS if not only or one.id == only or one.id.startswith(only))
+    """The attacks that a word of the command line means: ids, or beginnings of ids (H08, H), with commas between. All of them for an empty one."""
+    words = {word.strip() for word in only.split(",") if word.strip()}
+    begun = tuple(words - {one.id for one in ATTACKS})
+    return tuple(one for one in ATTACKS if not words or one.id in words or one.id.startswith(begun))

@@ -154,7 +154,6 @@ ATTACKS: tuple[Attack, ...] = (
         "keep-alive": _sent("GET /simple/ HTTP/1.1", "Keep-Alive: {}"),
         "te": _sent("GET /simple/ HTTP/1.1", "TE: {}"),
         "proxy-connection": _sent("GET /simple/ HTTP/1.1", "Proxy-Connection: {}"),
-        "host-nominated": _sent("GET /simple/{} HTTP/1.1", "Connection: host"),
     }),
     *table("H32", "Methods that show what was sent", {method.lower(): _sent(f"{method} /simple/{{}} HTTP/1.1") for method in ("TRACE", "TRACK", "DEBUG")}),
     *table("H36", "Heads without end", {

@@ -55,7 +55,7 @@ ATTACKS: tuple[Attack, ...] = (
     }, _PARTLY),
     *table("H21", "Fields without end", {
         "continuation": "h2(h2_request(1, *get('/simple/' + M))[:4] + b'\\1' + h2_request(1, *get('/simple/' + M))[5:], *[h2_frame(9, 0, 1, field('x', 'y' * 1000)) for _ in range(200)])",
-        "list": "h2(h2_frame(1, 5, 1, b''.join(field(*one) for one in get('/simple/' + M)) + field('x-a', 'b' * 9000)), *[h2_frame(1, 5, 3, field('x', 'y' * 12000))])",
+        "list": "h2(h2_frame(1, 1, 1, b''.join(field(*one) for one in get('/simple/' + M))), *[h2_frame(9, 0, 1, field(f'x-{n}', 'y' * 12000)) for n in range(5)], h2_frame(9, 4, 1, field('x', 'y')))",
         "length-of-data": "h2(h2_request(1, *get('/simple/', method='POST'), ('content-length', '3'), end=False), h2_frame(0, 1, 1, B * 3))",
     }, _PARTLY),
     *table("H22", "Streams that are begun and dropped", {

@@ -10,7 +10,7 @@ _PLACES = {
     "query": "b'GET /v1/' + B + b'?t=' + P + b' HTTP/1.1\\r\\nHost: api.test'",
     "path": "b'GET /v1/' + P + b'/' + B + b' HTTP/1.1\\r\\nHost: api.test'",
     "other-field": "b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nX-Note: ' + P",
-    "cookie": "b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nCookie: a=' + P",
+    "cookie": "b'GET /v1/ HTTP/1.1\\r\\nHost: api.test\\r\\nCookie: a=' + P + B",
     "user-agent": "b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nUser-Agent: ' + P",
 }
 _PLACEHOLDER = "P = os.environ.get('REDTEAM_TOKEN', 'hwp_nothing').encode(); "
