@@ -48,7 +48,7 @@ QUIET_S = 0.5
 BACKLOG = 128
 
 _CLONE_NEWNET = 0x40000000
-_ETH_P_ALL, _ETH_P_IP = 3, 0x0800
+_ETH_P_ALL = 3
 _IP_PKTINFO = 8
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -202,14 +202,17 @@ class Ground:
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.bind(("", self.port))
         self._loop(datagrams, lambda one: self.oracle.note("this host", one.recv(65536)))
-        asked = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_IP))
-        self._loop(asked, self._question)
+        passing = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
+        passing.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self._loop(passing, self._passing)
 
-    def _question(self, sock: socket.socket) -> None:
-        packet = sock.recv(65536)
-        at = (packet[0] & 15) * 4
-        if packet[9] in (6, 17) and struct.unpack(">H", packet[at + 2 : at + 4])[0] in (53, 853, 5353):
-            self.oracle.note("somebody's name server", packet)
+    def _passing(self, sock: socket.socket) -> None:
+        """Whatever leaves by any interface of this host. On its loopback questions alone: there the suite itself talks with the service."""
+        frame, (interface, *_) = sock.recvfrom(65536)
+        if interface != "lo":
+            self.oracle.note(f"the interface {interface}", frame)
+        elif _is_question(frame):
+            self.oracle.note("a name server of this host", frame)
 
     def _serve_inside(self) -> None:
         context = self.authority.context(self.oracle)
@@ -333,6 +336,14 @@ def within(namespace: str, call: Callable[[], T]) -> T:
 
     with ThreadPoolExecutor(1) as ending:
         return ending.submit(work).result()
+
+
+def _is_question(frame: bytes) -> bool:
+    """Whether an IPv4 frame is for a port of name servers."""
+    at = 14 + (frame[14] & 15) * 4 if len(frame) > 34 and frame[12:14] == b"\x08\0" else len(frame)
+    if len(frame) < at + 4 or frame[23] not in (6, 17):
+        return False
+    return struct.unpack(">H", frame[at + 2 : at + 4])[0] in (53, 853, 5353)
 
 
 def _answer(data: bytes, zone: dict[str, str]) -> bytes:
