@@ -1,6 +1,7 @@
 """The attempts in real sandboxes of a running service: one sandbox for each condition, as root of it, many attempts in one command."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ def attack(
             wanted = [one for one in attacks if condition in one.conditions]
             if wanted:
                 done += _Condition(hatchway, ground, condition, secret, progress).run(wanted)
+        if unseen := ground.unseen():
+            print(f"{unseen} frames of this host's interfaces passed unseen", file=sys.stderr)
     return done
 
 
