@@ -22,7 +22,7 @@ from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.wire.node import Configure, TokenKey
 from hatchway.wire.tokens import Signer
 
-LIMITS = PlaneLimits(client_grace_s=0.2)
+LIMITS = PlaneLimits(client_grace_s=2.0)
 
 
 class Stand:

@@ -13,7 +13,7 @@ from guest_script import WITHIN, GuestEnd, ScriptedGuest
 from hatchway.node.guest import peer, streams
 from hatchway.node.guest.link import Link
 from hatchway.node.guest.seam import GuestError, GuestMetrics, LinkLost, ProcessLimits, ProcessState, Spawn
-from hatchway.node.guest.streams import WINDOW, Stream
+from hatchway.node.guest.streams import AHEAD, WINDOW, Stream
 from hatchway.wire import channel
 from hatchway.wire.channel import FrameType, SpawnFlag
 from hatchway.wire.channel_fields import Tag
@@ -360,18 +360,18 @@ async def _inputs(end: GuestEnd, upto: int, credit: int = 65_536) -> tuple[bytes
 
 
 async def test_writes_run_ahead_by_a_window_and_the_end_comes_behind_them(guest: ScriptedGuest) -> None:
-    octets = random.Random(8).randbytes(3 * WINDOW)
+    octets = random.Random(8).randbytes(3 * AHEAD)
     async with guest.linked() as (link, end):
         stream, _, _ = await _program(link, end, stdin=True)
-        await asyncio.wait_for(stream.write(octets[:WINDOW]), WITHIN)  # nobody took anything yet
-        writing = asyncio.create_task(stream.write(octets[WINDOW : 2 * WINDOW]))
+        await asyncio.wait_for(stream.write(octets[:AHEAD]), WITHIN)  # nobody took anything yet
+        writing = asyncio.create_task(stream.write(octets[AHEAD : 2 * AHEAD]))
         await asyncio.sleep(0)
         assert not writing.done()
         writing.cancel()  # what it was given is on its way all the same
         with contextlib.suppress(asyncio.CancelledError):
             await writing
         taking = asyncio.create_task(_inputs(end, len(octets)))
-        await asyncio.wait_for(stream.write(octets[2 * WINDOW :]), WITHIN)
+        await asyncio.wait_for(stream.write(octets[2 * AHEAD :]), WITHIN)
         await asyncio.wait_for(stream.write_eof(), WITHIN)
         got, ended = await taking
         if not ended:

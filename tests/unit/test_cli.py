@@ -62,6 +62,7 @@ COMMANDS = [
     "audit",
     "bench",
     "chaos",
+    "redteam",
 ]
 
 
