@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -312,7 +313,10 @@ def running(double: StreamDouble, until: str) -> Iterator[subprocess.Popen[bytes
     """A `hatchway run` that has made a request that matches `until`."""
     environ = {**os.environ, "HATCHWAY_URL": double.url, "HATCHWAY_API_KEY": "hw_x"}
     command = [sys.executable, "-m", "hatchway.cli.main", "run", "--", "true"]
-    with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where these tests run under nohup
+    with subprocess.Popen(
+        command, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=heard
+    ) as process:
         try:
             wait_for(lambda: bool(double.requests(until)))
             yield process

@@ -160,6 +160,30 @@ async def test_a_snapshot_that_was_not_made_says_why_and_can_be_deleted(database
     assert await database.read(snapshots.unwanted, "node-one") == []
 
 
+async def test_what_is_made_of_a_snapshot_numbers_on_from_its_sandbox(database: Database) -> None:
+    """Its agent knows the processes of then by their numbers, those that have ended too."""
+    row = await running(database)
+    asked = SessionSpec(session_id="", sandbox_id="", project="", process_id=0, argv=("true",))
+    for _ in range(3):
+        await database.write(sessions.create, "default", row.id, asked, None)
+    kept = await snapshot(database, row)
+    await move(database, row, Verb.DELETE, State.DELETED)
+    new = NewSandbox(
+        project="default",
+        name=None,
+        node_id="node-one",
+        template="seed:latest",
+        template_digest="sha256:00",
+        shape=Shape(),
+        metadata={},
+        env={},
+        require_isolation=None,
+        snapshot_id=kept.id,
+    )
+    made = await database.write(snapshots.accept_create, new, None)
+    assert made.sandbox.last_process_id == 3
+
+
 async def test_a_snapshot_outlives_its_sandbox(database: Database) -> None:
     row = await running(database)
     kept = await snapshot(database, row)

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, insert, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from hatchway.domain import schedules
 from hatchway.domain.errors import Conflict
@@ -22,8 +22,15 @@ from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import operations as operations_table
 from hatchway.storage.tables import sandboxes as table
+from hatchway.storage.tables import snapshots as snapshots_table
 
 _INSERT_SANDBOX = insert(table)
+# The agent in what a snapshot kept knows its processes by their numbers, those that have ended and were not forgotten yet too.
+_NUMBERS_USED = (
+    select(table.c.last_process_id)
+    .join(snapshots_table, snapshots_table.c.sandbox_id == table.c.id)
+    .where(snapshots_table.c.id == bindparam("snapshot"))
+)
 _INSERT_OPERATION = insert(operations_table)
 _TAKE = (
     update(table)
@@ -130,6 +137,9 @@ def store_new(
     if new.policy is not None and forked_from is None:
         policies.require_sandbox_tier(connection, new.project, new.policy)
     sandbox = row_of(new, operation, sandbox_id, now, forked_from=forked_from, desired=desired)
+    if new.snapshot_id is not None:
+        used = connection.execute(_NUMBERS_USED, {"snapshot": new.snapshot_id}).scalar()
+        sandbox = msgspec.structs.replace(sandbox, last_process_id=used or 0)
     connection.execute(_INSERT_SANDBOX, msgspec.structs.asdict(sandbox))
     return sandbox
 
