@@ -314,7 +314,7 @@ import platform, time
 print("Hello from", platform.node(), "with kernel", platform.release(), flush=True)
 for n in range(1, 4):
     print(n, "squared is", n * n, flush=True)
-    time.sleep(1)
+    time.sleep(0.3)
 open("note.txt", "w").write("I was written by the first command.\\n")
 """
 

@@ -168,7 +168,11 @@ async def test_restored_machines_share_nothing_and_leave_the_bake_as_it_was(stan
 
 
 async def test_all_that_a_guest_sends_ends_at_the_sockets_of_its_slot(stand: Stand, baked: Baked) -> None:
-    """A name and a page, asked for by a real client; nothing that a well-behaved guest sends is dropped."""
+    """A name and a page, asked for by a real client; nothing that a well-behaved guest sends is dropped.
+
+    QEMU announces a restored machine in rounds, as if it had moved: by frames to everybody (`mac`), and by having the guest ask for its
+    own address (`arp`). Without any round QEMU 7.2 crashes when the machine is powered off.
+    """
     guest = await stand.restored(baked)
     vm = guest.vm.spec
     tcp, udp, dns = (socket.socket(fileno=fd) for fd in await stand.launcher.listeners(vm.sandbox_id, vm.generation))
@@ -190,7 +194,9 @@ async def test_all_that_a_guest_sends_ends_at_the_sockets_of_its_slot(stand: Sta
         refused_at_once = "curl -s -m 10 -o /dev/null 'http://[2001:db8::1]/'; echo $?"
         assert await guest.sh(refused_at_once) == "7", "IPv6 is waited for (28), or goes out (0)"
         assert {
-            name: count for name, count in (await stand.launcher.dropped(vm.sandbox_id)).packets.items() if count
+            name: count
+            for name, count in (await stand.launcher.dropped(vm.sandbox_id)).packets.items()
+            if count and name not in ("mac", "arp")
         } == {}
 
 

@@ -118,8 +118,6 @@ class QemuVm(ShimVm):
         """Loads the state behind descriptor `fd` of the VMM; the machine then goes on by itself. Raises `VmmDied`, `VmmTimeout`, `QmpError`."""
         await self.run(
             command("migrate-set-capabilities", capabilities=_CAPABILITIES),
-            # Nobody moved: five rounds of announcements would only keep the guest busy, and are refused at its slot.
-            command("migrate-set-parameters", announce_rounds=0),
             command("migrate-incoming", uri=f"fd:{fd}"),
         )
         try:
