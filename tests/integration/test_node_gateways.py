@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from hatchway.domain.errors import HatchwayError, Unavailable, Unprocessable
 from hatchway.node.egress import gateway as one_gateway
 from hatchway.node.egress import gateways as all_gateways
 from hatchway.node.egress import identity
+from hatchway.node.egress import leases as all_leases
 from hatchway.node.egress.gateway import Gateway
 from hatchway.node.egress.gateways import Gateways
 from hatchway.node.vmm.seam import LaunchRefused
-from hatchway.wire import audit, egress
+from hatchway.wire import audit, broker, egress
+from hatchway.wire.broker import Grant, Granted, GrantRef
 from hatchway.wire.egress import AskAnswer, Asked, AskEnded, EgressSpec, GatewayList, PolicyDocument
 from hatchway.wire.message import Empty
 from hatchway.wire.rpc import Connection
@@ -93,8 +96,8 @@ class World:
         self.nodes.append(made)
         return made
 
-    def gateway(self, node: Gateways) -> Gateway:
-        return node.of(ID, "default", 1, self.sandbox)
+    def gateway(self, node: Gateways, sandbox_id: str = ID, project: str = "default") -> Gateway:
+        return node.of(sandbox_id, project, 1, self.sandbox if sandbox_id == ID else self.run / sandbox_id)
 
     async def served(self) -> list[str]:
         """What the shard says that it serves."""
@@ -116,6 +119,53 @@ class World:
         self.slots.close()
         for sock in self.sockets:
             sock.close()
+
+
+class Broker:
+    """A broker that is played, because a real one cannot be made to be silent for one sandbox alone. `silent` is for whom it answers nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / broker.SOCKET
+        self.speaks = asyncio.Event()
+        self.silent: set[str] = set()
+        self.asked: list[str] = []
+        """For whom, in the order in which it came."""
+        self.connections: list[Connection] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = Connection(reader, writer, {"grant.put": self._put, "grant.revoke": self._revoke})
+            self.connections.append(connection)
+            await connection.run()
+
+        self._server = await asyncio.start_unix_server(accept, str(self._path))
+
+    async def _put(self, _: Connection, raw: msgspec.Raw) -> Granted:
+        await self._answers(msgspec.msgpack.decode(raw, type=Grant).sandbox_id)
+        return Granted(expires_at=time.time() + 900)
+
+    async def _revoke(self, _: Connection, raw: msgspec.Raw) -> Empty:
+        await self._answers(msgspec.msgpack.decode(raw, type=GrantRef).sandbox_id)
+        return Empty()
+
+    async def _answers(self, sandbox_id: str) -> None:
+        self.asked.append(sandbox_id)
+        if sandbox_id in self.silent:
+            await self.speaks.wait()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in self.connections:
+            await connection.close()
+
+
+@pytest.fixture
+async def played(world: World) -> AsyncIterator[Broker]:
+    made = Broker(world.run)
+    yield made
+    await made.close()
 
 
 def _listen(path: Path, kind: socket.SocketKind) -> socket.socket:
@@ -289,6 +339,77 @@ async def test_g02_a_policy_that_the_gateway_refuses_leaves_the_former_one(world
     assert (gateway.state.revision, gateway.state.conditions) == (3, {})
     await gateway.change(spec(2, "old.example"))
     assert gateway.state.revision == 3, "an older revision changes nothing"
+
+
+async def test_g02_a_change_that_was_given_up_in_the_middle_is_made_when_it_is_told_again(
+    world: World, played: Broker
+) -> None:
+    """Whoever tells a change may die while the broker is asked, before the shard is."""
+    await played.start()
+    node = world.node()
+    node.start()
+    gateway = world.gateway(node)
+    gateway.say(spec(1, credential=True))
+    await gateway.open()
+    await until(lambda: gateway.state.conditions == {}, "the broker was not told of it")
+    bad = EgressSpec(
+        revision=2, documents=(PolicyDocument(tier="sandbox", name="web", version=2, text='{"version": 9}'),)
+    )
+    for newer in (bad, spec(3, "b.example", credential=True)):
+        former = identity.read(world.sandbox)
+        played.silent, before = {ID}, len(played.asked)
+        telling = asyncio.ensure_future(gateway.take(newer))
+        await until(lambda before=before: len(played.asked) > before, "the broker was not asked")
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        assert gateway.state.revision == 1, "the shard does not know it"
+        played.silent = set()
+        await gateway.take(newer)
+        if newer is bad:
+            assert "policy_rejected" in gateway.state.conditions
+            assert identity.read(world.sandbox) == former, "what is good is kept, with its placeholders"
+    assert (gateway.state.revision, gateway.state.conditions) == (3, {})
+
+
+async def test_credentials_that_are_slow_for_a_project_hold_up_no_other(world: World, played: Broker) -> None:
+    node = world.node()
+    node.start()
+    slow = [world.gateway(node, f"slow{n:016}") for n in range(all_leases.AT_ONCE_OF_PROJECT + 1)]
+    other = world.gateway(node, "other000000000000001", "other")
+    for gateway in (*slow, other):
+        gateway.say(spec(1, credential=True))
+        await gateway.open()
+        assert "not there" in gateway.state.conditions["credentials_unavailable"]
+    played.silent = {one.sandbox_id for one in slow}
+    await played.start()
+    await until(lambda: other.state.conditions == {}, "it waits for those of another project")
+    assert all("not there" in one.state.conditions["credentials_unavailable"] for one in slow), "they wait still"
+    assert len(set(played.asked)) == all_leases.AT_ONCE_OF_PROJECT + 1
+    played.silent = set()
+    played.speaks.set()
+    await until(lambda: not any(one.state.conditions for one in slow), "they were not leased when they could be")
+    assert len(played.connections) == 1
+
+
+async def test_a_grant_that_is_not_answered_takes_the_connection_from_nobody(
+    world: World, played: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_leases, "PUT_WITHIN_S", 0.2)
+    monkeypatch.setattr(all_leases, "RETRY_S", 0.1)
+    await played.start()
+    node = world.node()
+    node.start()
+    gateway = world.gateway(node)
+    gateway.say(spec(1, credential=True))
+    played.silent = {ID}
+    await gateway.open()
+    await until(
+        lambda: "has not answered" in gateway.state.conditions["credentials_unavailable"],
+        "it does not say what is lacking",
+    )
+    played.silent = set()
+    await until(lambda: gateway.state.conditions == {}, "it was not asked again")
+    assert len(played.connections) == 1
 
 
 async def test_a_shard_that_stays_away_is_told_by_its_sandboxes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,9 @@ class VaultServer:
         self.sealed = False
         self.standby = ""
         self.silent = False
+        self.answers = asyncio.Event()
+        """What comes while it is not set waits for it."""
+        self.answers.set()
         self.lease_s = 3600
         self.renewable = True
 
@@ -61,6 +64,7 @@ class VaultServer:
                 self.requests.append(f"{method} {path}")
                 if self.silent:
                     await asyncio.Event().wait()
+                await self.answers.wait()
                 status, more, answer = self._answer(method, path, fields, json.loads(body or b"{}"))
                 octets = b"" if answer is None else json.dumps(answer).encode()
                 writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(octets)}\r\n{more}\r\n".encode() + octets)

@@ -14,6 +14,8 @@ from hatchway.wire.broker import MAX_LEASE_S, Grant, Granted, Leg
 MAX_GRANTS = 50_000
 MAX_BINDINGS = 2048
 MIN_LEASE_S = 5.0
+LOOK_WITHIN_S = 5.0
+"""So long a grant waits for its secrets, which is less than the node waits for its answer; one that comes later is had when it is used."""
 MAX_REMEMBERED = 100_000
 """Sandboxes whose last generation is known after their grant was revoked."""
 
@@ -202,9 +204,12 @@ class Grants:
 
         async def look(source: str) -> tuple[str, str]:
             try:
-                await self._sources.held(grant.project, source)
+                async with asyncio.timeout(LOOK_WITHIN_S):
+                    await self._sources.held(grant.project, source)
             except HatchwayError as error:
                 return source, f"{error.cause} {error.remedy}".strip()
+            except TimeoutError:
+                return source, f"Its source has not answered within {LOOK_WITHIN_S:g} s. It is asked again."
             return source, ""
 
         for source, error in await asyncio.gather(*map(look, sources)):

@@ -115,15 +115,21 @@ class Sources:
             held = self._held.get(at)
             if held is not None and not anew and time.monotonic() < held.fresh_until:
                 return held
-            source = await asyncio.to_thread(self._store.find, project, name)
-            if source is None:
-                self._drop(project, name)
-                raise unknown(name)
-            try:
-                secret, fresh_s = await self._fetch(source)
-            except BaseException:
-                self._drop(project, name)
-                raise
+            while True:
+                source = await asyncio.to_thread(self._store.find, project, name)
+                if source is None:
+                    self._drop(project, name)
+                    raise unknown(name)
+                try:
+                    secret, fresh_s = await self._fetch(source)
+                except BaseException:
+                    self._drop(project, name)
+                    raise
+                if self._store.find(project, name) is source:
+                    break
+                # It was put anew or deleted while this was fetched, which is its secret no more.
+                secret.wipe()
+            held = self._held.get(at)  # it may have been given up meanwhile
             if held is not None and held.version == source.version and held.secret.reveal() == secret.reveal():
                 secret.wipe()
                 held.fresh_until = time.monotonic() + fresh_s

@@ -67,6 +67,8 @@ class Gateway:
         self._in_force = 0
         self._bound: tuple[Bound, ...] = ()
         """What its policy says of credentials."""
+        self._accepted: tuple[Identity, tuple[Bound, ...]] = self._identity, self._bound
+        """Both as the shard has them that serves it now: what is kept again where it refuses something newer."""
         self._conditions: dict[str, str] = {}
         self._certificate = ""
         self._paused = False
@@ -131,8 +133,13 @@ class Gateway:
             raise Unprocessable("invalid_policy", self._conditions["policy_rejected"], "Set another policy.")
 
     async def take(self, egress: EgressSpec | None) -> None:
-        """What is to hold from now on, or when it runs next; an older revision changes nothing. Raises what `change` does."""
-        if egress is not None and egress != self._identity.egress:
+        """What is to hold from now on, or when it runs next; an older revision changes nothing. Raises what `change` does.
+
+        What is told again is done again where it is kept and its shard does not have it: whoever told it before may have gone in the middle.
+        """
+        if egress is None:
+            return
+        if egress != self._identity.egress or (self.served and egress.revision > self._in_force):
             await self.change(egress)
 
     async def open(self) -> Trust:
@@ -186,8 +193,8 @@ class Gateway:
                 return
             found = await asyncio.to_thread(bindings.of, egress)
             kept = identity.fresh(bindings.wanted(found), before.placeholders) if self.wanted else {}
-            former, self._bound = self._bound, found
             self._keep(msgspec.structs.replace(before, egress=egress, placeholders=kept))
+            self._bound = found
             if not self.wanted:
                 self._in_force = egress.revision
                 return
@@ -198,8 +205,8 @@ class Gateway:
                 answer = await self._policy()
             except Unprocessable as error:
                 log.error("%s: revision %d is refused: %s", self.sandbox_id, egress.revision, error.cause)
-                self._bound = former
-                self._keep(before)
+                accepted, self._bound = self._accepted
+                self._keep(accepted)
                 self._conditions["policy_rejected"] = f"Revision {egress.revision}: {error.cause}"
                 await self._lease()
             else:
@@ -306,6 +313,7 @@ class Gateway:
     def _take(self, answer: GatewayOpened) -> None:
         self._opened, self._certificate, self._in_force = answer, answer.ca_certificate, answer.revision
         self._keep(msgspec.structs.replace(self._identity, ca_key=answer.ca_key))
+        self._accepted = self._identity, self._bound
 
     async def _policy(self) -> GatewayOpened:
         change = GatewayPolicy(

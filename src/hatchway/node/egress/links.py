@@ -67,14 +67,22 @@ class Link:
         except TimeoutError:
             raise self._lost() from None
 
-    async def call(self, method: str, params: object, result: type[T], *, within: float = CALL_WITHIN_S) -> T:
-        """Asks. Raises what is answered, and `Unavailable("peer_lost")` also where nothing is within `within` seconds: then it is connected anew."""
+    async def call(
+        self, method: str, params: object, result: type[T], *, within: float = CALL_WITHIN_S, alone: bool = False
+    ) -> T:
+        """Asks. Raises what is answered, and `Unavailable("peer_lost")` also where nothing is within `within` seconds: then it is connected anew.
+
+        `alone`: what may last for reasons of its own says nothing of the others' calls. It raises `Unavailable("busy")` then, and the connection stays.
+        """
         connection = self._connection
         if connection is None:
             raise self._lost()
         try:
             return await connection.call(method, params, result, within=within)
         except TimeoutError:
+            if alone:
+                cause = f"The process {self.name} has not answered {method} within {within:g} s."
+                raise Unavailable("busy", cause, "It is asked again by itself.") from None
             # No stream says that its peer was stopped: this does. What it did of the request is found out when it is there again.
             log.warning("%s does not answer %s", self.name, method)
             await connection.close()
