@@ -1,5 +1,9 @@
 """Commands about what waits for somebody's consent: `approvals ls`, `watch`, `allow`, `deny`."""
 
+import contextlib
+import itertools
+import queue
+import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,11 +12,12 @@ from .front import Front, harmless
 from .shared import with_front
 
 if TYPE_CHECKING:
-    from hatchway.client import Approval
+    from hatchway.client import Approval, HatchwayError, ServiceEvent
 
 Id = Annotated[str, typer.Argument(metavar="APPROVAL", help="Id of what is asked.", show_default=False)]
 Note = Annotated[str, typer.Option("--note", help="Why; whoever asked is told, and it is recorded.")]
 _MAX_LISTED = 500
+LOOK_AGAIN_S = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -32,8 +37,6 @@ def ls(
     limit: Annotated[int, typer.Option("--limit", min=1, max=_MAX_LISTED, help="How many to list.")] = 100,
 ) -> None:
     """List what waits for an answer, or show one."""
-    import itertools
-
     from .output import print_fields, print_json, print_table, when
 
     client = front.client.approvals
@@ -57,20 +60,41 @@ def ls(
 @with_front
 def watch(front: Front) -> None:
     """Show what is asked, answered and over, until Ctrl-C. Begins with what waits."""
+    from hatchway.client import HatchwayError
+
     from .output import print_json
 
-    events = front.client.events()
-    shown = set()
-    for one in front.client.approvals.list(states=("pending",)):
-        shown.add(one.id)
-        _tell(front, "approval.asked", one)
-    for event in events:
-        if not event.kind.startswith("approval.") or (event.kind == "approval.asked" and event.subject in shown):
-            continue
-        if front.json:
-            print_json(event)
-        else:
-            _tell(front, event.kind, front.client.approvals.get(event.subject))
+    events: queue.SimpleQueue[ServiceEvent | HatchwayError] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(front, events), daemon=True).start()
+    shown: set[str] = set()
+    first = None
+    while first is None:  # what was asked before the stream began is in none of its events
+        for one in front.client.approvals.list(states=("pending",)):
+            if one.id not in shown:
+                shown.add(one.id)
+                _tell(front, "approval.asked", one)
+        with contextlib.suppress(queue.Empty):
+            first = events.get(timeout=LOOK_AGAIN_S)
+    event = first
+    while True:
+        if isinstance(event, HatchwayError):
+            raise event
+        if event.kind.startswith("approval.") and not (event.kind == "approval.asked" and event.subject in shown):
+            if front.json:
+                print_json(event)
+            else:
+                _tell(front, event.kind, front.client.approvals.get(event.subject))
+        event = events.get()
+
+
+def _read(front: Front, events: "queue.SimpleQueue[ServiceEvent | HatchwayError]") -> None:
+    from hatchway.client import HatchwayError
+
+    try:
+        for event in front.client.events():
+            events.put(event)
+    except HatchwayError as error:
+        events.put(error)
 
 
 @with_front
