@@ -1,7 +1,10 @@
 """What the broker is told of a policy: rule by rule, with everything that decides where a secret goes."""
 
 import json
+from pathlib import Path
 from typing import Any
+
+from tests.support.certificates import Authority
 
 from hatchway.domain.policy.reading import canonical, load
 from hatchway.node.egress import bindings
@@ -16,10 +19,12 @@ CREDENTIAL = {
 }
 
 
-def told(*rules: dict[str, Any], credential: dict[str, Any] | None = None, **more: Any) -> tuple[bindings.Bound, ...]:
+def told(
+    *rules: dict[str, Any], credential: dict[str, Any] | None = None, tier: str = "project", **more: Any
+) -> tuple[bindings.Bound, ...]:
     document = {"version": 1, "rules": list(rules), "credentials": [{**CREDENTIAL, **(credential or {})}], **more}
     text = canonical(load(json.dumps(document)))
-    policy = PolicyDocument(tier="project", name="one", version=1, text=text)
+    policy = PolicyDocument(tier=tier, name="one", version=1, text=text)
     return bindings.of(EgressSpec(revision=1, documents=(policy,)))
 
 
@@ -97,3 +102,22 @@ def test_placeholders_are_put_into_every_binding() -> None:
     assert [(one.rules, one.placeholder) for one in granted] == [(("one",), "hwp_x"), (("two",), "hwp_x")]
     assert bindings.granted(bound, {}) == ()
     assert bindings.environment(bound, {"gh": "hwp_x"}) == {"GITHUB_TOKEN": "hwp_x"}
+
+
+def test_c06_no_policy_of_a_sandbox_says_who_vouches_for_a_secrets_site(tmp_path: Path) -> None:
+    """Else it would send a secret that is lent to it wherever it likes: to a server of its own, under an authority of its own."""
+    own = Authority(tmp_path, "Of whoever wrote the policy").ca.read_text()
+    rule = {
+        "id": "api",
+        "to": {"hosts": ["api.example"]},
+        "credentials": ["gh"],
+        "tls": {"upstream_ca": [own]},
+        "resolve": {"pin": ["192.0.2.7"]},
+    }
+    vouched = {
+        tier: binding.upstream_ca
+        for tier in ("platform", "project", "template", "sandbox")
+        for (bound,) in (told(rule, tier=tier),)
+        for binding in bound.bindings
+    }
+    assert vouched == {"platform": (own,), "project": (own,), "template": (), "sandbox": ()}

@@ -62,7 +62,7 @@ def _settings(hatchway: Hatchway, ground: Ground) -> Iterator[str]:
     name, secret = f"redteam-{ground.run}", new_mark()
     hatchway.policies.put(name, {"version": 1, "private_networks": [f"{ground.net}.0/24"]}, tier="project")
     try:
-        hatchway.credentials.put(name, ["api.test"], value=secret)
+        hatchway.credentials.put(name, [SECRETS_SITE], value=secret)
         try:
             yield secret
         finally:
@@ -99,6 +99,23 @@ class _Condition:
 
     def run(self, attacks: Sequence[Attack]) -> list[Attempt]:
         """All attempts of the condition, and those that show that what is allowed passes."""
+        with self._lent():
+            return self._tried(attacks)
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
+        """A policy of the project has the rule of the secret: none of a sandbox's own says who vouches for its site."""
+        name = f"redteam-{self._ground.run}-secret"
+        if self._condition == BLOCKED:
+            yield
+            return
+        self._hatchway.policies.put(name, self._secrets_policy(), tier="project")
+        try:
+            yield
+        finally:
+            self._hatchway.policies.delete(name, tier="project")
+
+    def _tried(self, attacks: Sequence[Attack]) -> list[Attempt]:
         done: list[Attempt] = []
         self._sandbox = self._new()
         neighbour = _Neighbour(self._new()) if any(one.row == NEIGHBOURS for one in attacks) else None
@@ -201,13 +218,6 @@ class _Condition:
         read = [{"methods": ["GET", "HEAD"], "paths": ["/simple/**", "/packages/**"]}]
         rules: list[dict[str, Any]] = [
             {"id": "index", "to": {"hosts": ["index.test", "files.test"]}, "http": {"allow": read}, "tls": ca},
-            {
-                "id": "api",
-                "to": {"hosts": ["api.test"]},
-                "http": {"allow": [{"methods": ["GET", "POST"], "paths": ["/v1/**"]}]},
-                "tls": ca,
-                "credentials": ["token"],
-            },
             {"id": "clear", "to": {"hosts": ["clear.test"]}, "http": {"allow": read}, "tls": {"mode": "none"}},
             {
                 "id": "git",
@@ -221,6 +231,22 @@ class _Condition:
             "version": 1,
             "dns": {"records": {name: [address] for name, address in self._ground.zone.items()}},
             "rules": [{**one, "resolve": private} for one in rules],
+        }
+
+    def _secrets_policy(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "dns": {"records": {SECRETS_SITE: [self._ground.zone[SECRETS_SITE]]}},
+            "rules": [
+                {
+                    "id": "api",
+                    "to": {"hosts": [SECRETS_SITE]},
+                    "http": {"allow": [{"methods": ["GET", "POST"], "paths": ["/v1/**"]}]},
+                    "tls": {"upstream_ca": [self._ground.authority.pem]},
+                    "resolve": {"private": "allow"},
+                    "credentials": ["token"],
+                }
+            ],
             "credentials": [
                 {
                     "id": "token",

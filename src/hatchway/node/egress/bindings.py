@@ -11,6 +11,8 @@ from hatchway.domain.policy.vocabulary import Action, Protocol
 from hatchway.wire.broker import Allowed, Binding, Injection
 from hatchway.wire.egress import EgressSpec
 
+KEEPERS = ("platform", "project")
+"""Tiers that only those write who keep the project's secrets too."""
 MAX_PORTS = 4_096
 """Ports of one credential; what a wide range has beyond it gets no secret."""
 
@@ -102,7 +104,8 @@ def _binding(one: BoundCredential, rule: CompiledRule) -> Binding:
         encoded_slash=terms.encoded_slash,
         websocket=terms.protocol is Protocol.WEBSOCKET,
         private=tuple(map(str, terms.private)),
-        upstream_ca=terms.upstream_ca,
+        # Whoever writes a sandbox's own policy may choose where its traffic goes, and not who vouches for the place that a secret goes to.
+        upstream_ca=terms.upstream_ca if rule.ref.tier in KEEPERS else (),
         upstream_spki=terms.upstream_spki,
         tls_min=terms.tls_min,
         scrub=credential.response.scrub,
