@@ -229,14 +229,14 @@ static void wait_killed(pid_t pid)
     CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
-/* More resident memory than any other here has. */
-static pid_t large_sleeper(void)
+/* More resident memory than a `sleeper` has; well apart from another of these, as the kernel's count is not exact. */
+static pid_t large_sleeper(size_t size)
 {
     pid_t pid = fork();
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         static volatile char memory[64 << 20];
-        for (size_t i = 0; i < sizeof memory; i += 4096)
+        for (size_t i = 0; i < size && i < sizeof memory; i += 4096)
             memory[i] = 1;
         kill(getpid(), SIGSTOP);
         for (;;)
@@ -255,7 +255,7 @@ static void who_has_no_memory_to_run_in_is_relieved(void)
     struct proc *proc = proc_new(1, "key", KIND_PROCESS);
     CHECK(proc);
     proc->tree.cgroup_fd = fcntl(fd, F_DUPFD_CLOEXEC, 4);
-    pid_t leader = sleeper(), first = large_sleeper(), second = large_sleeper();
+    pid_t leader = sleeper(), first = large_sleeper(64 << 20), second = large_sleeper(32 << 20);
     proc->pid = leader;
     snprintf(procs, sizeof procs, "%d\n%d\n%d\n", (int)leader, (int)first, (int)second);
     put_text(folder, "cgroup.procs", procs);

@@ -166,6 +166,15 @@ def test_a_hunt_finds_the_answer_behind_whatever_was_left_in_the_stream(
     assert reader.skipped == len(before)
 
 
+def test_the_nonce_where_an_answer_has_it_is_no_answer_without_what_stands_before_it() -> None:
+    header = channel.encode_frame(FrameType.HELLO_ACK, 0, bytes(channel.MAX_PAYLOAD))[:16]
+    reader = FrameReader()
+    reader.hunt(NONCE)
+    received = _read(reader, header + header + NONCE + _hello_ack(NONCE))
+    assert [kind for kind, *_ in received] == [FrameType.HELLO_ACK]
+    assert reader.skipped == 48
+
+
 def test_a_hunt_is_bounded() -> None:
     reader = FrameReader()
     reader.hunt(NONCE, skippable=100_000)

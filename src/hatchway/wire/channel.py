@@ -49,8 +49,9 @@ _HEADER = struct.Struct("<4sBBHII")
 _DATA_HEADER = struct.Struct("<B7sQ")
 _ZEROS = bytes(7)
 _WEIGHTS: Final = tuple(range(16, 0, -1))
-_NONCE_AT: Final = HEADER_SIZE + 6 + 4 + 6
-"""Where the nonce stands in a HELLO_ACK: behind the header, the VERSION field and the head of its own field."""
+_BEFORE_NONCE = struct.Struct("<HI4xHI")
+"""What stands between the header of a HELLO_ACK and its nonce: the VERSION field and the head of the nonce's own field."""
+_NONCE_AT: Final = HEADER_SIZE + _BEFORE_NONCE.size
 
 
 class FrameType(enum.IntEnum):
@@ -401,9 +402,10 @@ class FrameReader:
             self._skip(at + 1)
 
     def _answers(self, head: int) -> bool:
-        """Says whether a HELLO_ACK has its header here."""
+        """Says whether a HELLO_ACK has its header here, and between that and the nonce what belongs there."""
         magic, kind, _, check, _, length = _HEADER.unpack_from(self._octets, head)
         fits = magic == MAGIC and kind == FrameType.HELLO_ACK and length <= MAX_PAYLOAD
+        fits = fits and _BEFORE_NONCE.unpack_from(self._octets, head + HEADER_SIZE) == (Tag.VERSION, 4, Tag.NONCE, NONCE_SIZE)
         return bool(fits and check == _check_at(self._octets, head))
 
     def _skip(self, to: int) -> None:
