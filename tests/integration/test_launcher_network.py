@@ -193,6 +193,7 @@ class Machine:
     project: str
     generation: int
     folder: Path
+    wanted: bool = True
 
 
 async def test_a_network_whose_rules_cannot_be_put_back_stays_down(here: Site) -> None:

@@ -285,6 +285,31 @@ async def test_a_restarted_node_goes_on_with_what_is_served_and_closes_what_is_n
             await asyncio.sleep(0.01)
 
 
+async def test_a_restarted_node_grants_nothing_to_one_that_is_paused(world: World, played: Broker) -> None:
+    await played.start()
+    before = world.node()
+    before.start()
+    gateway = world.gateway(before)
+    gateway.say(spec(1, credential=True))
+    await gateway.open()
+    await gateway.pause()
+    await before.close()
+    played.asked.clear()
+
+    after = world.node()
+    again = world.gateway(after)
+    again.recall(running=True, paused=True)
+    other = world.gateway(after, "other000000000000001")
+    other.say(spec(1, credential=True))
+    after.start()
+    await other.open()
+    await until(lambda: again.served, "it was not taken over")
+    assert not again.leases
+    assert played.asked == ["other000000000000001"], "the broker was asked for one that stands still"
+    await again.resume()
+    assert played.asked == ["other000000000000001", ID]
+
+
 async def test_a_policy_is_refused_where_it_cannot_hold_and_nothing_asked_for_runs_without(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

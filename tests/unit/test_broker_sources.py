@@ -113,3 +113,42 @@ async def test_a_grant_does_not_wait_for_a_vault_that_is_silent(
     assert "has not answered" in granted.unavailable["bot"]
     server.answers.set()
     assert (await grants.put(grant)).unavailable == {}
+
+
+async def test_a_tidy_between_two_that_wait_for_a_secret_lets_it_be_fetched_by_one_alone(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn passes from one to the next: whoever comes in between waits for the same one."""
+    await sources.put(SOURCE)
+    loop, begun, go = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    fetching = most = 0
+    came: list[asyncio.Future[object]] = []
+    fetch = sources._fetch
+
+    def between() -> None:
+        sources.keep_only(set())
+        came.append(asyncio.ensure_future(sources.held("default", "bot", anew=True)))
+
+    async def counted(source: Source) -> object:
+        nonlocal fetching, most
+        fetching += 1
+        most = max(most, fetching)
+        begun.set()
+        await go.wait()
+        try:
+            return await fetch(source)
+        finally:
+            fetching -= 1
+            if not came:
+                loop.call_soon(between)  # it runs when the turn is free, and before the next one has it
+
+    monkeypatch.setattr(sources, "_fetch", counted)
+    both = [asyncio.ensure_future(sources.held("default", "bot", anew=True)) for _ in range(2)]
+    await begun.wait()
+    await asyncio.sleep(0)
+    go.set()
+    async with asyncio.timeout(WITHIN_S):
+        await asyncio.gather(*both)
+        await asyncio.gather(*came)
+    assert most == 1
+    assert not sources._fetching, "nobody fetches, and nothing is kept for it"

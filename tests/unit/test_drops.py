@@ -18,6 +18,7 @@ class Machine:
     sandbox_id: str = "a" * 20
     project: str = "p"
     generation: int = 3
+    wanted: bool = True
 
 
 @dataclass
@@ -97,12 +98,52 @@ async def test_what_the_journal_does_not_take_is_recorded_later(tmp_path: Path) 
     assert journal.counted() == [("egress.frames", "arp", 6)]
 
 
+async def test_a_journal_that_is_full_in_the_middle_has_nothing_twice(tmp_path: Path) -> None:
+    machine, kernel, journal = Machine(tmp_path), Kernel({"arp": 4, "udp": 2}), Journal()
+    drops = Drops(kernel, journal.record)
+
+    def one(entry: Entry) -> None:
+        Journal.record(journal, entry)
+        journal.full = True
+
+    await Drops(kernel, one).look(machine)
+    assert journal.counted() == [("egress.frames", "arp", 4)]
+    journal.full = False
+    await drops.look(machine)
+    assert journal.counted() == [("egress.frames", "udp", 2)]
+
+
+async def test_the_counts_of_a_machine_that_ended_are_not_recorded_once_more(tmp_path: Path) -> None:
+    """The launcher tells them until it forgets the machine, and whoever goes round the machines may have it in hand still."""
+    machine, kernel, journal = Machine(tmp_path), Kernel({"mac": 7}), Journal()
+    drops = Drops(kernel, journal.record)
+    machine.wanted = False
+    await drops.last(machine)
+    await drops.look(machine)
+    assert journal.counted() == [("egress.frames", "mac", 7)]
+
+
+async def test_rules_that_were_put_back_count_from_nothing_also_where_they_counted_more(tmp_path: Path) -> None:
+    machine, kernel, journal = Machine(tmp_path), Kernel({"udp": 5}), Journal()
+    drops = Drops(kernel, journal.record)
+    await drops.look(machine)
+    journal.counted()
+    kernel.packets, kernel.restored = {"udp": 7}, 2
+    await drops.look(machine)
+    assert journal.counted() == [("egress.rules", "rules_changed", 2), ("egress.frames", "udp", 7)]
+    kernel.packets, kernel.restored = {"udp": 8}, 1  # by a launcher that was started again
+    await drops.look(machine)
+    assert journal.counted() == [("egress.rules", "rules_changed", 1), ("egress.frames", "udp", 8)]
+
+
 async def test_the_next_slot_of_a_sandbox_counts_from_nothing(tmp_path: Path) -> None:
     machine, kernel, journal = Machine(tmp_path), Kernel({"mac": 7}), Journal()
     drops = Drops(kernel, journal.record)
+    machine.wanted = False
     await drops.last(machine)
     assert journal.counted() == [("egress.frames", "mac", 7)]
     assert not (tmp_path / NAME).exists()
+    machine.wanted = True
     kernel.packets = {"mac": 8}
     await drops.look(machine)
     assert journal.counted() == [("egress.frames", "mac", 8)]

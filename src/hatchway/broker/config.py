@@ -87,7 +87,6 @@ class BrokerConfig:
     """The user of each shard of the gateway, in their order: each is served for its own projects."""
     audit: Path | None = None
     """Socket of the audit writer. None: nothing is recorded (for tests of the parts)."""
-    audit_uid: int | None = None
     master_key_file: Path | None = None
     """Keys in Base64, one a line, the one that is sealed with first. What is sealed with another of them is sealed anew at the start."""
     master_key_variable: str | None = None

@@ -56,6 +56,14 @@ class Held:
         self.secret.wipe()
 
 
+class _Fetching:
+    """Whose turn it is to fetch a secret, and how many want it."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.wanted = 0
+
+
 class Sources:
     """All sources of one broker."""
 
@@ -68,7 +76,7 @@ class Sources:
         self._store = store
         self._vaults = {name: Vault(name, one) for name, one in config.vaults.items()}
         self._held: dict[tuple[str, str], Held] = {}
-        self._fetching: dict[tuple[str, str], asyncio.Lock] = {}
+        self._fetching: dict[tuple[str, str], _Fetching] = {}
         self._changing = asyncio.Lock()
 
     async def put(self, source: Source) -> SourceCheck:
@@ -110,35 +118,44 @@ class Sources:
         A value that is still there, and cannot be read again, is not used beyond its time: a revoked secret must not live on here.
         """
         at = project, name
-        lock = self._fetching.setdefault(at, asyncio.Lock())
-        async with lock:
-            held = self._held.get(at)
-            if held is not None and not anew and time.monotonic() < held.fresh_until:
-                return held
-            while True:
-                source = await asyncio.to_thread(self._store.find, project, name)
-                if source is None:
-                    self._drop(project, name)
-                    raise unknown(name)
-                try:
-                    secret, fresh_s = await self._fetch(source)
-                except BaseException:
-                    self._drop(project, name)
-                    raise
-                if self._store.find(project, name) is source:
-                    break
-                # It was put anew or deleted while this was fetched, which is its secret no more.
-                secret.wipe()
-            held = self._held.get(at)  # it may have been given up meanwhile
-            if held is not None and held.version == source.version and held.secret.reveal() == secret.reveal():
-                secret.wipe()
-                held.fresh_until = time.monotonic() + fresh_s
-                self._held[at] = held
-                return held
-            self._drop(project, name)
-            held = Held(secret, source.version, _patterns(source.hosts), time.monotonic() + fresh_s)
-            self._held[at] = held
+        fetching = self._fetching.setdefault(at, _Fetching())
+        fetching.wanted += 1
+        try:
+            async with fetching.turn:
+                return await self._held_now(at, anew=anew)
+        finally:  # the last one takes the turn away: whoever waits for it goes by the same as who comes
+            fetching.wanted -= 1
+            if not fetching.wanted:
+                del self._fetching[at]
+
+    async def _held_now(self, at: tuple[str, str], *, anew: bool) -> Held:
+        project, name = at
+        held = self._held.get(at)
+        if held is not None and not anew and time.monotonic() < held.fresh_until:
             return held
+        while True:
+            source = await asyncio.to_thread(self._store.find, project, name)
+            if source is None:
+                self._drop(project, name)
+                raise unknown(name)
+            try:
+                secret, fresh_s = await self._fetch(source)
+            except BaseException:
+                self._drop(project, name)
+                raise
+            if self._store.find(project, name) is source:
+                break
+            # It was put anew or deleted while this was fetched, which is its secret no more.
+            secret.wipe()
+        held = self._held.get(at)  # it may have been given up meanwhile
+        if held is not None and held.version == source.version and held.secret.reveal() == secret.reveal():
+            secret.wipe()
+            held.fresh_until = time.monotonic() + fresh_s
+            return held
+        self._drop(project, name)
+        held = Held(secret, source.version, _patterns(source.hosts), time.monotonic() + fresh_s)
+        self._held[at] = held
+        return held
 
     def current(self, project: str, name: str) -> Held | None:
         """What `held` returned, as long as it is fresh: without a wait."""
@@ -149,8 +166,6 @@ class Sources:
         """Gives up secrets that nobody may use now."""
         for project, name in [at for at in self._held if at not in used]:
             self._drop(project, name)
-        for at in [at for at, lock in self._fetching.items() if at not in self._held and not lock.locked()]:
-            del self._fetching[at]
 
     async def rotate(self) -> tuple[str, int]:
         """Seals everything with a new master key; returns its id and how many sources there are. Raises what `Store.rotate` raises."""

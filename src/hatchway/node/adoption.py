@@ -98,8 +98,10 @@ async def _adopt_vm(sandbox: Sandbox, vm_is_known: bool) -> None:
     if info.status == "ended":
         return  # the watcher tells it
     if info.status == "paused" and not await _let_go_on(sandbox, vm):
+        await sandbox.gateway.pause()
         sandbox.save(State.PAUSED)
         return
+    await sandbox.gateway.resume()
     try:
         link = sandbox.link = await meet(vm, within=BOOT_WITHIN_S)
         await link.setup(time_ns=time.time_ns())  # it may have been paused when the node died

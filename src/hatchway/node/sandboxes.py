@@ -61,7 +61,9 @@ class Sandboxes:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 continue
             sandbox = self._sandboxes[record.sandbox_id] = Sandbox(self._context, folder, record)
-            sandbox.gateway.recall(running=record.state in (State.RUNNING, State.PAUSED))
+            sandbox.gateway.recall(
+                running=record.state in (State.RUNNING, State.PAUSED), paused=record.state == State.PAUSED
+            )
             vm = vms.pop(record.sandbox_id, None)
             task = asyncio.get_running_loop().create_task(self._adopt(sandbox, vm is not None))
             self._adopting.add(task)

@@ -90,7 +90,6 @@ def _broker_role(settings: Settings) -> Role:
             node_uids=frozenset({ids.node}),
             egress_uids=ids.egress,
             audit=run_dir / audit.SOCKET,
-            audit_uid=ids.audit,
             upstream_ca=trusted,
             proxies=frozenset(proxy.url for proxy in settings.egress.proxies.values()),
             reachable=tuple((service.network, service.port) for service in settings.egress.host_services),

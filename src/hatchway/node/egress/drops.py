@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -43,6 +43,8 @@ class Machine(Protocol):
     project: str
     generation: int
     folder: Path
+    wanted: bool
+    """Its machine is there. Of one that ended the launcher still tells counts, which were recorded at its end."""
 
 
 class _Noted(msgspec.Struct, frozen=True):
@@ -70,36 +72,53 @@ class Drops:
     async def last(self, machine: Machine) -> None:
         """The machine ends: what was not recorded yet is, and its slot is not looked at again."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WITHIN_S):
-                await self.look(machine)
+            async with asyncio.timeout(LAST_WITHIN_S), self._turn:
+                await self._look(machine)
         with contextlib.suppress(OSError):
             (machine.folder / NAME).unlink()
 
     async def look(self, machine: Machine) -> None:
-        """Records what was dropped since the last look."""
+        """Records what was dropped since the last look, unless its machine has ended."""
         async with self._turn:
-            try:
-                found = await self._launcher.dropped(machine.sandbox_id)
-            except (LaunchRefused, VmmError):
-                return  # it has no network, or has ended and was forgotten
-            noted = self._noted(machine)
-            try:
-                new = self._since(machine, noted, found)
-                if new != noted:
-                    replace_file(machine.folder / NAME, msgspec.json.encode(new), durable=False)
-            except (OSError, Unavailable) as error:
-                log.warning("%s: what was dropped is recorded later: %s", machine.sandbox_id, error)
+            if machine.wanted:
+                await self._look(machine)
 
-    def _since(self, machine: Machine, noted: _Noted, found: Dropped) -> _Noted:
-        """Records the difference. A count that is lower than before began anew, with the rules."""
-        if found.restored > noted.restored:
-            self._tell(machine, "egress.rules", "failed", "rules_changed", found.restored - noted.restored)
+    async def _look(self, machine: Machine) -> None:
+        try:
+            found = await self._launcher.dropped(machine.sandbox_id)
+        except (LaunchRefused, VmmError):
+            return  # it has no network, or has ended and was forgotten
+        noted = new = self._noted(machine)
+        try:
+            for new in self._since(machine, noted, found):
+                continue
+        except Unavailable as error:
+            log.warning("%s: what was dropped is recorded later: %s", machine.sandbox_id, error)
+        try:
+            if new != noted:  # what was recorded is noted, also where the journal was full in the middle
+                replace_file(machine.folder / NAME, msgspec.json.encode(new), durable=False)
+        except OSError as error:
+            log.warning("%s: how far its drops are recorded was not noted: %s", machine.sandbox_id, error)
+
+    def _since(self, machine: Machine, noted: _Noted, found: Dropped) -> Iterator[_Noted]:
+        """Records the difference, piece by piece, and yields what is to be noted after each.
+
+        Rules that were put back began to count anew; so did those of a count that is lower than before. How often they were put back is
+        counted anew by a launcher that was started again.
+        """
+        packets, restored = dict(noted.packets), noted.restored
+        put_back = found.restored - restored if found.restored >= restored else found.restored
+        if put_back:
+            self._tell(machine, "egress.rules", "failed", "rules_changed", put_back)
+            packets = {}
+        restored = found.restored
+        yield _Noted(packets, restored)
         for reason, count in sorted(found.packets.items()):
-            before = noted.packets.get(reason, 0)
+            before = packets.get(reason, 0)
             if fresh := count - before if count >= before else count:
                 self._tell(machine, "egress.frames", "denied", reason, fresh)
-        packets = {reason: count for reason, count in found.packets.items() if count}
-        return _Noted(packets, found.restored)
+                packets = {**packets, reason: count}
+                yield _Noted(packets, restored)
 
     def _tell(self, machine: Machine, kind: str, decision: str, reason: str, count: int) -> None:
         self._record(

@@ -104,8 +104,9 @@ class Gateway:
 
     # -- what the verbs do
 
-    def recall(self, *, running: bool) -> None:
-        """After a restart of the node: what was kept of it. `running`: it is served as soon as its shard is there, as it was."""
+    def recall(self, *, running: bool, paused: bool = False) -> None:
+        """After a restart of the node: what was kept of it. `running`: it is served as soon as its shard is there, as it was; `paused`: its
+        machine stands still, and no credential of it is good."""
         try:
             self._identity = identity.read(self.folder)
             self._bound = bindings.of(self._identity.egress)
@@ -113,7 +114,7 @@ class Gateway:
             self._identity, self._bound = Identity(), ()
             log.error("%s: %s; nothing leaves it until its policy is set anew", self.sandbox_id, error)
         self._kept = self._identity
-        self.wanted = running
+        self.wanted, self._paused = running, running and paused
         self._in_force = self._identity.egress.revision
 
     def say(self, egress: EgressSpec | None) -> None:
