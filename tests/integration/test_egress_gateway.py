@@ -215,6 +215,7 @@ async def test_g20_a_proxy_that_is_not_configured_lets_nothing_pass(ground: Grou
     assert not site.connections
     await ground.until(lambda: ground.records.of("egress.connection_failed"))
     assert ground.records.of("egress.connection_failed")[0].reason == "proxy_failed"
+    assert ground.records.one_by_one == 3, "policy, connection and its end: what fails again and again is counted"
 
 
 async def test_n23_urgent_octets_are_not_carried_on(ground: Ground):
@@ -483,7 +484,8 @@ async def test_d24_a_flood_of_questions_is_refused_beyond_its_rate_and_counted(g
     codes = [(await ground.ask("db.example")).rcode() for _ in range(8)]
     assert codes[:4] == [dns.rcode.NOERROR] * 4
     assert dns.rcode.REFUSED in codes
-    assert gateway.status().denied_by["dns_rate"] >= 1
+    assert (count := gateway.status().denied_by["dns_rate"]) >= 1
+    assert ground.records.denied("egress.dns") == ["dns_rate"] * count, "they are counted like denials"
 
 
 async def test_the_rate_of_a_rule_bounds_its_connections(ground: Ground):

@@ -34,10 +34,13 @@ class Records:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.one_by_one = 0
+        """How many of them are not counted with others that are alike."""
         self.full = False
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: Entry, *, bounded: bool = False) -> None:
         self.entries.append(entry)
+        self.one_by_one += not bounded
 
     def denied(self, kind: str = "") -> list[str]:
         """The reasons of denials."""

@@ -46,6 +46,8 @@ MAX_KINDS = 64
 """Refusals of one sandbox that differ, in one window; more are counted by kind and reason alone."""
 MAX_COUNTED = 16_384
 """Counters of all sandboxes in one window; more are counted by project, kind and reason."""
+SUMMED = ("bytes_out", "bytes_in")
+"""Members of `data` that are added up where records are counted."""
 SEND_WITHIN_S = 20.0
 CONNECT_WITHIN_S = 5.0
 RETRY_S = 0.1
@@ -72,12 +74,16 @@ class _Counter:
         self.entry = entry
         self.count = 0
         self.first = self.last = entry.time
+        self.sums: dict[str, int] = {}
 
     def add(self, entry: Entry) -> None:
         if not self.count:
             self.first = entry.time
         self.count += entry.count
         self.last = entry.time
+        for name in SUMMED:
+            if name in entry.data:
+                self.sums[name] = self.sums.get(name, 0) + entry.data[name]
 
 
 class AuditClient:
@@ -140,15 +146,18 @@ class AuditClient:
                 "Nothing is let through until the audit writer takes records again; `hatchway doctor` says what ails it.",
             )
 
-    def record(self, entry: Entry, *, alike: bool = False, done: bool = False) -> None:
+    def record(self, entry: Entry, *, alike: bool = False, bounded: bool = False, done: bool = False) -> None:
         """Keeps it until it is durable. Raises `Unavailable("audit_unavailable")`.
 
-        A refusal like one that was seen in this window is counted, and so is anything else that is recorded as `alike`. What is `done`
-        already, after `require_room` was asked, is kept beyond the bound, up to twice of it.
+        A refusal like one that was seen in this window is counted, and so is anything else that is recorded as `alike`. Of refusals, and of
+        what is `bounded`, no more than `MAX_KINDS` of a sandbox are told apart in a window, and octets are added up. What is `done` already,
+        after `require_room` was asked, is kept beyond the bound, up to twice of it.
         """
-        denied = entry.decision == "denied"
-        if denied or alike:
-            counter = self._counter(entry, denied)
+        bounded = bounded or entry.decision == "denied"
+        if bounded and entry.decision in ("allowed", "asked"):
+            self.require_room()
+        if bounded or alike:
+            counter = self._counter(entry, bounded)
             if counter is not None:
                 counter.add(entry)
                 return
@@ -187,7 +196,7 @@ class AuditClient:
 
     # -- counting
 
-    def _counter(self, entry: Entry, denied: bool) -> _Counter | None:
+    def _counter(self, entry: Entry, bounded: bool) -> _Counter | None:
         """Where it is counted; None for the first of its kind in this window, which is recorded by itself."""
         scope = (
             entry.kind,
@@ -198,13 +207,17 @@ class AuditClient:
             entry.decision,
             entry.reason,
         )
-        key = (*scope, _encoder.encode(entry.data))
+        if bounded and any(name in entry.data for name in SUMMED):
+            counted = msgspec.structs.replace(entry, data={k: v for k, v in entry.data.items() if k not in SUMMED})
+        else:
+            counted = entry
+        key = (*scope, _encoder.encode(counted.data))
         found = self._counters.get(key)
         if found is not None:
             return found
         differing = self._differing.get(entry.sandbox_id, 0)
         many = len(self._counters) >= MAX_COUNTED
-        if not denied and not many:
+        if not bounded and not many:
             if not self.full:
                 self._counters[key] = _Counter(entry)
             return None
@@ -215,7 +228,7 @@ class AuditClient:
                 scope = (entry.kind, entry.project, "", 0, "", entry.decision, entry.reason)
             return self._counters.setdefault((*scope, None), _Counter(bare))
         self._differing[entry.sandbox_id] = differing + 1
-        self._counters[key] = _Counter(entry)
+        self._counters[key] = _Counter(counted)
         return None
 
     async def _count_forever(self) -> None:
@@ -232,7 +245,7 @@ class AuditClient:
             if self.full:
                 self._counters[key] = counter  # it goes on counting
                 continue
-            data = {**counter.entry.data, "last": counter.last}
+            data = {**counter.entry.data, **counter.sums, "last": counter.last}
             entry = msgspec.structs.replace(
                 counter.entry, time=counter.first, count=counter.count, data=data, request_id=""
             )

@@ -89,7 +89,7 @@ class Unrecorded:
 
     full = False
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: Entry, *, bounded: bool = False) -> None:
         """See `egress.auditing.AuditSink`."""
 
 

@@ -381,8 +381,10 @@ class Flow:
             self._count_denied("tls_client_failed")
             self.gateway.recorder.ended(
                 "egress.tls_failed",
+                "failed",
                 reason="tls_client_failed",
                 data={**self._told(), "error": error.reason or str(error)},
+                alike=True,
             )
             raise
 
@@ -410,7 +412,11 @@ class Flow:
 
     def _record_failed(self, error: FlowError) -> None:
         self.gateway.recorder.ended(
-            "egress.connection_failed", reason=error.reason, data={**self._told(), "explanation": error.explanation}
+            "egress.connection_failed",
+            "failed",
+            reason=error.reason,
+            data={**self._told(), "explanation": error.explanation},
+            alike=True,
         )
 
     def _told(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Gateway:
         self.dialler = dialler
         self.resolver = dialler.resolver()
         self.http = http
-        self.recorder = Recorder(sink, spec.project, spec.sandbox_id, spec.generation, now)
+        self.recorder = Recorder(sink, spec.project, spec.sandbox_id, spec.generation, now, clock)
         self.counts = Counts()
         self._tell = tell
         self.asks = Asks(tell, now)
@@ -204,7 +204,7 @@ class Gateway:
 
     def _flooded(self) -> None:
         self.counts.deny("dns_rate")
-        self.recorder.ended("egress.dns", reason="dns_rate")
+        self.recorder.ended("egress.dns", "denied", reason="dns_rate")
 
     async def serve_dns_tcp(self, client: TcpStream) -> None:
         """Answers questions over TCP."""

@@ -17,6 +17,7 @@ from hatchway.audit.client import MAX_KINDS, AuditClient
 from hatchway.audit.journal import Limits
 from hatchway.audit.verifying import verify_folder
 from hatchway.domain.errors import Forbidden, HatchwayError, HostExhausted, InvalidRequest, Unavailable
+from hatchway.egress.auditing import QUOTA_AT_ONCE, Recorder
 from hatchway.wire.audit import Append, Appended, Entry, Health, Query, Records
 from hatchway.wire.node import Empty
 from hatchway.wire.paths import address
@@ -232,6 +233,65 @@ async def test_g08_a_flood_of_refusals_is_counted_exactly(tmp_path: Path) -> Non
         assert folded["data"]["folded"] is True
         assert folded["time"] <= folded["data"]["last"]
         await client.close()
+
+
+async def test_g08_what_a_sandbox_lets_happen_without_end_is_counted_exactly_and_its_octets_with_it(
+    tmp_path: Path,
+) -> None:
+    """Not denials alone: connections, requests, failures of TLS and of dialling, questions beyond the rate."""
+    with audit_writer(tmp_path) as writer:
+        client = AuditClient(writer.path, "egress-0", window_s=3600.0)
+        client.start()
+        flooding, quiet = (Recorder(client, "default", name, 1, clock=lambda: 0.0) for name in ("flooding", "quiet"))
+        for number in range(quota := int(QUOTA_AT_ONCE)):
+            flooding.record(
+                "egress.request", "allowed", data={"host": "a.example", "method": "GET", "path": str(number)}
+            )
+        assert client.waiting >= quota, "so many are recorded one by one"
+        before = client.waiting
+        for number in range(5_000):
+            path = {"host": "a.example", "method": "GET", "path": str(number)}
+            flooding.record("egress.request", "allowed", data=path)
+            ended = {"host": "a.example", "bytes_out": 3, "bytes_in": number, "seconds": number}
+            flooding.ended("egress.connection_ended", data=ended)
+            error = {"host": f"{number}.example", "error": "unknown_ca"}
+            flooding.ended("egress.tls_failed", "failed", reason="tls_client_failed", data=error, alike=True)
+            flooding.ended("egress.dns", "denied", reason="dns_rate")
+        quiet.record("egress.request", "allowed", data={"host": "b.example", "method": "GET", "path": "/"})
+        flooding.ended("egress.policy", data={"revision": 2})
+        assert client.waiting - before < 2 * MAX_KINDS
+        assert await client.flush(WITHIN)
+        records = [one for one in writer.records() if one["source"] == client.source]
+        counts: dict[str, int] = {}
+        for one in records:
+            if one["sandbox_id"] == "flooding":
+                counts[one["kind"]] = counts.get(one["kind"], 0) + one["count"]
+        assert counts == {
+            "egress.request": quota + 5_000,
+            "egress.connection_ended": 5_000,
+            "egress.tls_failed": 5_000,
+            "egress.dns": 5_000,
+            "egress.policy": 1,
+        }
+        ended_ones = [one["data"] for one in records if one["kind"] == "egress.connection_ended"]
+        assert sum(one["bytes_out"] for one in ended_ones) == 15_000
+        assert sum(one["bytes_in"] for one in ended_ones) == sum(range(5_000))
+        folded = [one["data"] for one in records if one["kind"] == "egress.request" and one["count"] > 1]
+        assert [(one["host"], one["method"], one["folded"]) for one in folded] == [("a.example", "GET", True)]
+        (of_quiet,) = [one for one in records if one["sandbox_id"] == "quiet"]
+        assert of_quiet["data"]["path"] == "/"
+        (policy,) = [one for one in records if one["kind"] == "egress.policy"]
+        assert policy["data"] == {"revision": 2}, "no flood hides what the operator did"
+        await client.close()
+
+
+async def test_a_counted_record_of_what_was_allowed_needs_room_too(tmp_path: Path) -> None:
+    client = AuditClient(tmp_path / "nobody.sock", "egress-0", max_entries=1)
+    client.record(entry(1))
+    assert client.full
+    with pytest.raises(Unavailable):
+        client.record(entry(2, decision="allowed"), bounded=True)
+    client.record(entry(2, decision="failed"), bounded=True)
 
 
 async def test_a_sender_whose_bound_is_reached_refuses_and_still_counts_refusals(tmp_path: Path) -> None:

@@ -88,10 +88,11 @@ class Drops:
             found = await self._launcher.dropped(machine.sandbox_id)
         except (LaunchRefused, VmmError):
             return  # it has no network, or has ended and was forgotten
-        noted = new = self._noted(machine)
+        noted = self._noted(machine)
+        new = noted
         try:
-            for new in self._since(machine, noted, found):
-                continue
+            for recorded in self._since(machine, noted, found):
+                new = recorded
         except Unavailable as error:
             log.warning("%s: what was dropped is recorded later: %s", machine.sandbox_id, error)
         try:
