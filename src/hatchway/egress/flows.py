@@ -18,6 +18,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from hatchway.domain.policy.addresses import Address, parse_address
 from hatchway.domain.policy.compiled import Policy
 from hatchway.domain.policy.schema import Ask
 from hatchway.domain.policy.terms import Terms
@@ -86,6 +89,8 @@ class Flow:
         self.bytes_out = 0
         self._client: TcpStream | None = None
         self._upstreams: set[TcpStream] = set()
+        self._dialled: dict[TcpStream, tuple[Address, Verdict]] = {}
+        """Where each of those went, and by which verdict."""
         self._task: asyncio.Task[None] | None = None
         self._cut = ""
         self._requests_judge = False
@@ -134,10 +139,29 @@ class Flow:
             self.cut("policy_changed")
             return
         self.verdict = verdict
+        if not self._may_stay(verdict):
+            return
         for exchange in list(self.exchanges):
             if self.gateway.policy.request(exchange.request, self.gateway.now()).action is not Action.ALLOW:
                 self.exchanges.discard(exchange)
                 exchange.cut("policy_changed")
+
+    def _may_stay(self, verdict: Verdict) -> bool:
+        """Cuts connections to addresses that may not be dialled any more; False when nothing is left of the flow."""
+        for stream, (address, dialled) in list(self._dialled.items()):
+            judged = verdict
+            if self._requests_judge:
+                # Each request had terms of its own: those of its rule, as it is now.
+                terms = next((rule.terms for rule in self.gateway.policy.rules if rule.ref == dialled.rule), None)
+                judged = verdict if terms is None else msgspec.structs.replace(dialled, terms=terms)
+            target = self.gateway.target(self, judged, tls=self.tls)
+            if self.gateway.dialler.refused(target, address) is None:
+                continue
+            if not self._requests_judge:
+                self.cut("policy_changed")
+                return False
+            stream.abort()
+        return True
 
     def end_idle(self, now: float) -> None:
         """Cuts it when nothing has passed since long before; to be called now and then, with the monotonic clock."""
@@ -479,9 +503,17 @@ class Flow:
 
     async def _dial(self, verdict: Verdict, alpn: tuple[str, ...], *, tls_upstream: bool) -> tuple[Stream, str]:
         target = self.gateway.target(self, verdict, tls=tls_upstream)
+        under: list[TcpStream] = []
+
+        def made(stream: TcpStream) -> None:
+            under.append(stream)
+            self._made(stream)
+
         dialled = await self.gateway.dialler.dial(
-            target, self.gateway.resolver, alpn=alpn, counted=self._counted, made=self._made, turn=self.gateway.turn
+            target, self.gateway.resolver, alpn=alpn, counted=self._counted, made=made, turn=self.gateway.turn
         )
+        if dialled.address and under and under[0] in self._upstreams:
+            self._dialled[under[0]] = (parse_address(dialled.address), verdict)
         self.gateway.note_upstream(self, dialled)
         return dialled.stream, dialled.alpn
 
@@ -540,7 +572,11 @@ class Flow:
             return
         stream.give_room(self.gateway.room)
         self._upstreams.add(stream)
-        stream.when_lost(lambda: self._upstreams.discard(stream))
+        stream.when_lost(lambda: self._lost(stream))
+
+    def _lost(self, stream: TcpStream) -> None:
+        self._upstreams.discard(stream)
+        self._dialled.pop(stream, None)
 
     def give_room(self, room: int) -> None:
         """See `TcpStream.give_room`."""

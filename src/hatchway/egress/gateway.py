@@ -46,6 +46,8 @@ from hatchway.wire.egress import (
 MAX_REASONS = 64
 MIN_ROOM = 16 * 1024
 IDLE_CHECK_S = 60.0
+UNNAMED = 10
+"""How many times as many new names as under wildcards there may be where a rule for networks takes names that no rule is about."""
 MAX_ROOM = 2 * MAX_RECEIVED
 
 log = logging.getLogger(__name__)
@@ -121,6 +123,7 @@ class Gateway:
         self._idle_check = clock() + IDLE_CHECK_S
         self._next_change = self.policy.next_change(now())
         self._wildcards = Budget(MINUTE, clock)
+        self._unnamed = Budget(MINUTE, clock)
         self._dns_bucket = Bucket(50, 200, clock)
         self._bucket = Bucket(200, 400, clock)
         self._take_limits()
@@ -181,12 +184,13 @@ class Gateway:
         verdict = self.policy.name(name, self.now())
         if verdict.action is Action.DENY:
             return Refusal(verdict.reason, verdict.explanation)
-        if (
-            self.names.address_of(name) is None
-            and name not in self._exact
-            and not self._wildcards.take(1, self.policy.limits.wildcard_names_per_min)
-        ):
-            return Refusal("names_rate", "too many new names under wildcards within a minute")
+        if self.names.address_of(name) is None and name not in self._exact:
+            most = self.policy.limits.wildcard_names_per_min
+            # What may go to whole networks is not held back by how many names they have: ordinary pages have dozens.
+            unnamed = not self.policy.certifies(name, self.now())
+            budget, most = (self._unnamed, most * UNNAMED) if unnamed else (self._wildcards, most)
+            if not budget.take(1, most):
+                return Refusal("names_rate", "too many new names under wildcards within a minute")
         return None
 
     def _seen(self, outcome: Outcome) -> bool:
@@ -285,7 +289,7 @@ class Gateway:
 
     def covers(self, name: str) -> bool:
         """Whether the guest's authority may have a certificate for a name."""
-        return self.policy.name(name, self.now()).action is not Action.DENY
+        return self.policy.certifies(name, self.now())
 
     def leaf(self, name: str, alpn: tuple[str, ...]) -> ssl.SSLContext:
         """What makes us `name` towards the client."""

@@ -157,8 +157,8 @@ class Dialler:
         good: list[Address] = []
         denied: Verdict | None = None
         for address in found.addresses:
-            verdict = target.judge(address, self._own_addresses())
-            if verdict.action is Action.ALLOW or self._is_offered(address, target, verdict):
+            verdict = self.refused(target, address)
+            if verdict is None:
                 good.append(address)
             else:
                 denied = verdict
@@ -166,6 +166,13 @@ class Dialler:
             chain = f" (by way of {', '.join(found.chain)})" if found.chain else ""
             raise FlowError("address_denied", f"{target.host}{chain}: {denied.explanation}", 403)
         return Resolved(tuple(good), found.chain)
+
+    def refused(self, target: Target, address: Address) -> Verdict | None:
+        """Why an address may not be dialled for a target; None where it may."""
+        verdict = target.judge(address, self._own_addresses())
+        if verdict.action is Action.ALLOW or self._is_offered(address, target, verdict):
+            return None
+        return verdict
 
     def _is_offered(self, address: Address, target: Target, verdict: Verdict) -> bool:
         """Whether the operator offers what no policy can allow, and the rule takes it."""

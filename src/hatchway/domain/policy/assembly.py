@@ -126,6 +126,7 @@ def _terms(
         private=private if rule.resolve.private == "allow" else (),
         pin=tuple(map(parse_address, rule.resolve.pin)),
         rehome=rule.resolve.rehome,
+        within=(tuple(map(parse_network, rule.resolve.within)),) if rule.resolve.within else (),
         versions=rule.http.versions,
         encoded_slash=rule.http.encoded_slash,
         request_headers=rule.http.request_headers,

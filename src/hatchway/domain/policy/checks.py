@@ -41,7 +41,10 @@ def check(document: Document, now: float | None) -> Iterator[Finding]:
     """All that is wrong with a document whose parts are each well-formed."""
     yield from _dates(document, now)
     yield from _once(document)
-    destinations = sum(len(hosts_of(document, rule)) + len(networks_of(document, rule)) for rule in document.rules)
+    destinations = sum(
+        len(hosts_of(document, rule)) + len(networks_of(document, rule)) + len(rule.resolve.within)
+        for rule in document.rules
+    )
     if destinations > MAX_DESTINATIONS:
         yield (
             ("rules",),
@@ -58,6 +61,7 @@ def check(document: Document, now: float | None) -> Iterator[Finding]:
     for number, rule in enumerate(document.rules):
         place: Place = ("rules", number)
         yield from _destination(document, rule, place)
+        yield from _names(document, rule, place)
         yield from _ports(rule, place)
         yield from _tls(rule, place)
         yield from _conditions(rule, place)
@@ -186,6 +190,38 @@ def _destination(document: Document, rule: Rule, place: Place) -> Iterator[Findi
             "The rule is for private addresses and does not say so.",
             "Add `resolve: {private: allow}`.",
         )
+
+
+def _names(document: Document, rule: Rule, place: Place) -> Iterator[Finding]:
+    """What a rule says of names that no rule is about, and of where names may be."""
+    if rule.resolve.within and rule.action is Action.DENY:
+        yield (
+            (*place, "resolve", "within"),
+            "contradiction",
+            "A rule that denies dials nothing.",
+            "Deny the addresses with `cidrs`.",
+        )
+    if (rule.resolve.within or rule.to.by_name) and rule.route.via != "direct":
+        yield (
+            (*place, "route"),
+            "contradiction",
+            "An upstream proxy resolves names itself, so where they are would not be looked at.",
+            "Leave `route` out, or name the hosts.",
+        )
+    if not rule.to.by_name:
+        return
+    here = (*place, "to", "by_name")
+    if hosts_of(document, rule) or not networks_of(document, rule):
+        yield here, "contradiction", "It is for networks, and for them alone.", "Give the rule `cidrs` and no hosts."
+    if protocol_of(rule) is not Protocol.TCP or rule.action is not Action.ALLOW:
+        yield (
+            here,
+            "contradiction",
+            "Names that no rule is about are relayed as they are, or not at all.",
+            "Use `protocol: tcp` and `action: allow`, or name the hosts.",
+        )
+    if rule.resolve.pin or rule.resolve.rehome or rule.resolve.within:
+        yield here, "contradiction", "Where such a name may be is what `cidrs` say.", "Leave the rest of `resolve` out."
 
 
 def _ports(rule: Rule, place: Place) -> Iterator[Finding]:

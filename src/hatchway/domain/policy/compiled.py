@@ -14,6 +14,7 @@ from hatchway.domain.policy.addresses import NEVER, Address, AddressKind, classi
 from hatchway.domain.policy.assembly import Assembled, TieredDocument, assemble
 from hatchway.domain.policy.checks import DNS_PORT, SPECIAL_PORTS
 from hatchway.domain.policy.matching import Matcher
+from hatchway.domain.policy.networks import as_names, within_ceilings
 from hatchway.domain.policy.paths import PathIndex, PathPattern
 from hatchway.domain.policy.rules import Asked, CompiledRule, Entry
 from hatchway.domain.policy.schema import Ask, ClientAuth
@@ -95,9 +96,18 @@ class Policy:
         if bounds is not None:
             return bounds
         passing = _first(gate for gate in gates if gate.action is not Action.DENY)
+        if passing is None:
+            passing = _first(iter(self._main.by_name(None, now)))
         if passing is not None:
             return Verdict(action=Action.ALLOW, reason="allowed", rule=passing.ref, terms=passing.terms)
         return self._without_rule(f"{host} could be reached", now, Protocol.HTTP, TlsMode.INTERCEPT, later=True)
+
+    def certifies(self, host: str, now: float) -> bool:
+        """Whether the sandbox's authority is for a name: one that may be given an address, and not by a rule for networks alone."""
+        if self.name(host, now).action is Action.DENY:
+            return False
+        named = any(gate.active(now) and gate.action is not Action.DENY for gate in self._main.gates(host))
+        return named or self.allowed_names(now) is None
 
     def connect(self, flow: Flow, now: float) -> Verdict:
         """Stage 2: a connection. One for HTTP passes when some request might: rules for HTTP ask for each request, others here."""
@@ -105,7 +115,7 @@ class Policy:
             return self._connect_address(parse_address(flow.address or ""), flow.port, now)
         host, port = flow.host, flow.port
         gates = [gate for gate in self._main.gates(host) if port in gate.ports]
-        floor = _floor(port, gates)
+        floor = _floor(port, [*gates, *self._main.by_name(port, now)])
         if floor is not None:
             return floor
         active = [gate for gate in gates if gate.active(now)]
@@ -115,7 +125,8 @@ class Policy:
         bounds = self._beyond_ceiling(host, now, port)
         if bounds is not None:
             return bounds
-        return self._treated(active, f"{host}:{port}", (host, port), now, gates)
+        verdict = self._treated(active, f"{host}:{port}", (host, port), now, gates)
+        return within_ceilings(verdict, (matcher for _, matcher in self._ceilings), host, port, now)
 
     def _connect_address(self, address: Address, port: int, now: float) -> Verdict:
         what = f"{address} port {port}"
@@ -146,6 +157,9 @@ class Policy:
         """How a connection is treated that no rule denies as a whole: the treatment that sees the most wins."""
         passing = [gate for gate in active if gate.action is not Action.DENY]
         lifted = any(gate.action is Action.DENY and not gate.conditional for gate in active)
+        unnamed = [] if passing else self._main.by_name(key[1], now)
+        if unnamed:
+            passing = [as_names(unnamed)]
         if not passing:
             protocol, tls = _guess(key[1])
             if lifted and not (protocol is Protocol.TCP and self._opaque_beyond(key, _OPAQUE[tls], now)):
@@ -238,7 +252,11 @@ class Policy:
             return floor
         lifted = lifted or any(_lifted(gate, now) for gate in gates)
         verdict = self._granted(best, asked, what, lifted, now)
-        return verdict if verdict.action is Action.DENY else self._bounded(verdict, asked, what, now)
+        if verdict.action is Action.DENY:
+            return verdict
+        bounded = self._bounded(verdict, asked, what, now)
+        ceilings = (matcher for _, matcher in self._ceilings)
+        return within_ceilings(bounded, ceilings, request.host, request.port, now)
 
     def _granted(
         self, best: dict[Action, tuple[Any, Entry]], asked: Asked, what: str, lifted: bool, now: float
@@ -293,6 +311,7 @@ class Policy:
                 for gate in matcher.gates(asked.request.host)
                 if asked.request.port in gate.ports and gate.active(now) and gate.protocol not in HTTP_FAMILY
             ]
+            opaque = opaque or matcher.by_name(asked.request.port, now)
             if not found and not opaque:
                 return _deny("beyond_ceiling", f"{what} is beyond what {name} admits at most.", verdict.rule)
             if found and all(entry.rule.action is Action.ASK for entry in found) and verdict.action is Action.ALLOW:
@@ -322,13 +341,18 @@ class Policy:
     ) -> Verdict:
         """Stage 4: whether an address that the name resolved to may be dialled for what `verdict` lets pass."""
         terms = verdict.terms or Terms()
-        why = refusal(address, private=terms.private, own=own)
-        if why is not None:
-            private = classify(address) is AddressKind.PRIVATE and address not in own
-            return _deny("private_denied" if private else "platform_denied", f"{why}.", verdict.rule)
+        if not all(any(address in network for network in networks) for networks in terms.within):
+            return _deny("address_not_allowed", f"{address} is in no network that the rule allows.", verdict.rule)
+        # Before what no policy lifts: that the operator may offer all the same, and a rule still denies it.
         rules = [rule for rule in self._main.at_address(address) if port in rule.ports and rule.active(now)]
         denial = _first(rule for rule in rules if _denies_all(rule, now))
-        return verdict if denial is None else _denied_by(denial, f"{address}")
+        if denial is not None:
+            return _denied_by(denial, f"{address}")
+        why = refusal(address, private=terms.private, own=own)
+        if why is None:
+            return verdict
+        private = classify(address) is AddressKind.PRIVATE and address not in own
+        return _deny("private_denied" if private else "platform_denied", f"{why}.", verdict.rule)
 
     def rehomes(self, host: str, port: int, now: float) -> bool:
         """Whether a connection to an address that no name has may be taken for one to this name."""
@@ -386,7 +410,8 @@ class Policy:
 
     def _beyond_ceiling(self, host: str, now: float, port: int | None = None) -> Verdict | None:
         for name, matcher in self._ceilings:
-            if not any(gate.active(now) and (port is None or port in gate.ports) for gate in matcher.gates(host)):
+            named = any(gate.active(now) and (port is None or port in gate.ports) for gate in matcher.gates(host))
+            if not named and not matcher.by_name(port, now):
                 where = host if port is None else f"{host}:{port}"
                 return _deny("beyond_ceiling", f"{where} is beyond what {name} admits at most.")
         return None
@@ -397,7 +422,7 @@ class Policy:
             try:
                 gates = list(matcher.at_address(parse_address(key[0])))
             except ValueError:
-                gates = list(matcher.gates(key[0]))
+                gates = [*matcher.gates(key[0]), *matcher.by_name(key[1], now)]
             if not any(
                 gate.active(now)
                 and key[1] in gate.ports

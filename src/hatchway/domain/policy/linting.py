@@ -135,6 +135,13 @@ def _rule(document: Document, rule: Rule, place: Place) -> Iterator[Finding]:
                 "Anybody on the way reads and changes it, and nothing proves who answers.",
                 "Use TLS where the server has it.",
             )
+    if rule.to.by_name:
+        yield (
+            (*place, "to", "by_name"),
+            "any_name",
+            "Any name in these networks is reached, whoever owns it, and a question for each goes to the outside.",
+            "Name what is needed.",
+        )
     yield from _hosts(document, rule, place)
     yield from _requests(rule, place)
 
@@ -262,6 +269,8 @@ def _covers(other: CompiledRule, rule: CompiledRule) -> bool:
         any(own.overlaps(network) and own.prefixlen >= network.prefixlen for network in other.networks)
         for own in rule.networks
     )
+    if rule.by_name and not other.by_name:
+        return False
     if not (hosts and networks and _ports_cover(other.ports, rule.ports)):
         return False
     return all(

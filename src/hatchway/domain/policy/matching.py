@@ -54,7 +54,7 @@ def _as_gate(rule: CompiledRule) -> object:
 class Matcher:
     """An index over rules. It keeps them in an order of their own: how documents order them makes no difference."""
 
-    __slots__ = ("_exact", "_kinds", "_networks", "_wild", "rules")
+    __slots__ = ("_by_name", "_exact", "_kinds", "_networks", "_wild", "rules")
 
     def __init__(self, rules: Sequence[CompiledRule]) -> None:
         self.rules = tuple(sorted(rules, key=lambda rule: (rule.order, rule.action)))
@@ -62,6 +62,7 @@ class Matcher:
         self._wild: tuple[dict[str, _Bucket], dict[str, _Bucket]] = ({}, {})
         self._networks: dict[tuple[int, int], dict[int, list[CompiledRule]]] = {}
         self._kinds: list[CompiledRule] = []
+        self._by_name = tuple(rule for rule in self.rules if rule.by_name)
         for rule in self.rules:
             for pattern in dict.fromkeys(rule.hosts):
                 where = self._wild[pattern.stars - 1] if pattern.stars else self._exact
@@ -76,6 +77,10 @@ class Matcher:
         """What is to be known about connections to a host, most closely named first; not yet looked at port and expiry."""
         for bucket in self._buckets(host):
             yield from bucket.gates
+
+    def by_name(self, port: int | None, now: float) -> list[CompiledRule]:
+        """The rules about names that no rule is about, at a port (None: at any)."""
+        return [rule for rule in self._by_name if rule.active(now) and (port is None or port in rule.ports)]
 
     def entries(self, asked: Asked) -> Iterator[tuple[int, Entry]]:
         """The entries whose host and path fit, each with how far off its host pattern is (0 the closest)."""

@@ -13,6 +13,8 @@ from hatchway.domain.policy.rules import CompiledRule, Entry
 from hatchway.domain.policy.verdicts import Flow, Request
 from hatchway.domain.policy.vocabulary import Protocol, TlsMode
 
+UNNAMED = "no-rule-is-about-it.invalid"
+"""Stands for all the names that no rule is about."""
 USUAL_METHODS = ("GET", "POST", "PUT", "DELETE")
 
 
@@ -51,6 +53,8 @@ def _addresses(rule: CompiledRule, ports: tuple[int, ...]) -> Iterator[Probe]:
         inside = ip_address(int(network.network_address) + (1 if network.num_addresses > 2 else 0))
         for port in ports:
             yield Probe(host=str(network), port=port, flow=Flow(address=str(inside), port=port))
+            if rule.by_name:
+                yield Probe(host=f"any name in {network}", port=port, flow=Flow(host=UNNAMED, port=port))
 
 
 def _names(rule: CompiledRule, ports: tuple[int, ...]) -> Iterator[Probe]:

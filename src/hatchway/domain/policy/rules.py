@@ -1,5 +1,6 @@
 """Rules made ready for matching: what each is about, and the conditions that a request must meet."""
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import unquote_plus, urlencode
@@ -116,6 +117,7 @@ class CompiledRule:
     __slots__ = (
         "action",
         "ask",
+        "by_name",
         "conditional",
         "encoded_slash",
         "entries",
@@ -145,6 +147,7 @@ class CompiledRule:
         denies = self.action is Action.DENY
         self.hosts = tuple(map(HostPattern.parse, hosts_of(document, rule)))
         self.networks: tuple[Network, ...] = tuple(map(parse_network, networks_of(document, rule)))
+        self.by_name = rule.to.by_name and not denies
         self.kinds = frozenset(_KINDS[BuiltIn(name)] for name in rule.to.groups if name not in document.groups)
         self.ports = ports_of(rule)
         self.special_ports = rule.special_ports is not None and rank <= 1
@@ -166,6 +169,12 @@ class CompiledRule:
         self.encoded_slash = rule.http.encoded_slash
         self.order = (rank, ref.document, ref.rule)
         self.entries = tuple(self._entries(rule, sub_deny))
+
+    def on(self, terms: Terms) -> "CompiledRule":
+        """The rule on other terms."""
+        other = copy.copy(self)
+        other.terms = terms
+        return other
 
     def active(self, now: float) -> bool:
         """Whether it has not ended."""

@@ -63,6 +63,8 @@ class Destination(Base, frozen=True, kw_only=True):
     hosts: Annotated[tuple[Host, ...], Meta(max_length=256)] = ()
     cidrs: Annotated[tuple[Cidr, ...], Meta(max_length=256)] = ()
     groups: Annotated[tuple[Id, ...], Meta(max_length=32)] = ()
+    by_name: bool = False
+    """Names that no rule is about may be reached too, where what they resolve to is in `cidrs`."""
 
 
 class Tls(Base, frozen=True, kw_only=True):
@@ -88,6 +90,8 @@ class Resolve(Base, frozen=True, kw_only=True):
     """Dial one of these instead of asking a resolver."""
     rehome: bool = False
     """A connection to an address that no name was given is taken for one to the name that its SNI or `Host` says, if this rule is for it."""
+    within: Annotated[tuple[Cidr, ...], Meta(max_length=4096)] = ()
+    """Of the addresses that the name resolves to, those in one of these networks alone are dialled."""
 
 
 class RequestMatch(Base, frozen=True, kw_only=True):

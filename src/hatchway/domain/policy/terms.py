@@ -33,6 +33,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     pin: tuple[Address, ...] = ()
     """Dialled instead of what a resolver says."""
     rehome: bool = False
+    within: tuple[tuple[Network, ...], ...] = ()
+    """An address that is dialled is in some network of each of these."""
     versions: tuple[str, ...] = ("1.1", "2")
     encoded_slash: bool = False
     request_headers: RequestHeaders = RequestHeaders()

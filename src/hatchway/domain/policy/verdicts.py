@@ -52,7 +52,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """Stable code. Of what passes: `allowed observed ask`. Of what does not: `no_rule denied_by_rule platform_denied method_not_allowed
     path_not_allowed query_not_allowed header_not_allowed port_not_allowed protocol_not_allowed tls_required clear_required version_not_allowed
-    websocket_not_allowed path_ambiguous expired beyond_ceiling inspection_required private_denied dst_unbound`."""
+    websocket_not_allowed path_ambiguous expired beyond_ceiling inspection_required private_denied address_not_allowed dst_unbound`."""
     explanation: str = ""
     """For people: what was looked at, and what would have to be in the policy for it to pass."""
     rule: RuleRef | None = None
