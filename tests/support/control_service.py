@@ -79,8 +79,8 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def in_process(config: ControlConfig) -> AsyncIterator[Service]:
-    """The control plane in this loop."""
+async def in_process(config: ControlConfig, e2b: Path | None = None) -> AsyncIterator[Service]:
+    """The control plane in this loop; `e2b` is where it listens for the E2B wrapper, which is a process of ours."""
     from tests.support.sqlite import migrated  # not where this file is run as a program
 
     if config.database_url is None and not (file := Path(config.database)).exists():
@@ -88,7 +88,11 @@ async def in_process(config: ControlConfig) -> AsyncIterator[Service]:
     sock = listen()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     ready, ending = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(serve(config, api=sock, ready=ready.set, ending=ending))
+    wrappers = None
+    if e2b is not None:
+        wrappers = socket.socket(socket.AF_UNIX)
+        wrappers.bind(str(e2b))
+    task = asyncio.create_task(serve(config, api=sock, ready=ready.set, ending=ending, e2b=wrappers))
     waiting = asyncio.create_task(ready.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=WITHIN)
     waiting.cancel()

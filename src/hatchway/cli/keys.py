@@ -87,6 +87,10 @@ def create(
             show_default=False,
         ),
     ] = None,
+    e2b: Annotated[
+        bool,
+        typer.Option("--e2b", help="In the form that SDKs of E2B send, for either API: e2b_ and hexadecimal digits."),
+    ] = False,
     project: Project = None,
     offline: Offline = False,
     data_dir: DataDir = None,
@@ -97,9 +101,9 @@ def create(
         from hatchway.supervisor import offline as at_rest
 
         scopes = scope or ["read", "write"]
-        made = _at_rest(front, lambda: at_rest.create_key(_settings(data_dir), name, scopes, expires_in))
+        made = _at_rest(front, lambda: at_rest.create_key(_settings(data_dir), name, scopes, expires_in, e2b=e2b))
     else:
-        made = front.client.keys.create(name, scopes=scope, expires_in=expires_in, project=project).as_dict()
+        made = front.client.keys.create(name, scopes=scope, expires_in=expires_in, project=project, e2b=e2b).as_dict()
     _print_new(front, made)
 
 

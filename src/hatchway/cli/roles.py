@@ -72,6 +72,22 @@ def up(
         int | None,
         typer.Option("--data-port", min=0, max=65535, help="Port of the data plane; 0: any.", show_default="7071"),
     ] = None,
+    e2b: Annotated[
+        bool | None, typer.Option("--e2b/--no-e2b", help="Serve the API of E2B too.", show_default="e2b")
+    ] = None,
+    e2b_host: Annotated[
+        str | None, typer.Option("--e2b-host", help="Address of the API of E2B.", show_default="127.0.0.1")
+    ] = None,
+    e2b_port: Annotated[
+        int | None,
+        typer.Option(
+            "--e2b-port",
+            min=0,
+            max=65535,
+            help="Port of the API of E2B; 0: any.",
+            show_default="7080; with --api-port 0: any",
+        ),
+    ] = None,
     database_url: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +132,9 @@ def up(
             api_port=api_port,
             data_host=data_host,
             data_port=data_port,
+            e2b=e2b,
+            e2b_host=e2b_host,
+            e2b_port=e2b_port,
             database_url=database_url,
             bake=bake,
             vmm=cast("DriverName | None", vmm),

@@ -110,6 +110,7 @@ class AsyncSandboxes:
         pool: str | None = None,
         policy: str | Mapping[str, object] | None = None,
         credentials: Sequence[str] | None = None,
+        annotations: Mapping[str, object] | None = None,
         wait: bool = True,
         timeout: float = 120.0,
     ) -> "AsyncSandbox":
@@ -118,6 +119,7 @@ class AsyncSandboxes:
         `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. `timeout_s` bounds how long it runs at
         a time, `idle_timeout_s` how long nobody uses it; `on_timeout` is what is done then (`suspend pause stop delete`), and with
         `auto_wake` traffic wakes it again. `pool` is `auto`, `never` or a pool's name.
+        `annotations` are for programs to keep with it (at most 16 KiB of JSON), `metadata` for people.
         `policy` is the name of a policy, or a document of its own (text or object), `credentials` which of those it may use. Raises `OperationFailed`
         when it cannot be made (the sandbox is then `failed` and stays for you to look at or delete: `sandbox_id` of the
         error), and `WaitTimeout` after `timeout` seconds.
@@ -141,19 +143,27 @@ class AsyncSandboxes:
             pool=pool,
             policy=policycalls.of_sandbox(policy),
             credentials=None if credentials is None else list(credentials),
+            annotations=annotations,
         )
         info, operation = await self._driver.run(calls.create_sandbox(body, wait=wait, timeout_s=timeout))
         return AsyncSandbox(self._driver, info, operation)
 
-    async def get(self, sandbox_id: str) -> "AsyncSandbox":
-        """Returns the sandbox with this id; raises `NotFound`."""
-        return AsyncSandbox(self._driver, await self._driver.run(calls.get_sandbox(sandbox_id)))
+    async def get(self, sandbox_id: str, *, annotations: bool = False) -> "AsyncSandbox":
+        """Returns the sandbox with this id, with its annotations where those are asked for; raises `NotFound`."""
+        return AsyncSandbox(
+            self._driver, await self._driver.run(calls.get_sandbox(sandbox_id, annotations=annotations))
+        )
 
     def list(
-        self, *, state: str | None = None, template: str | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        *,
+        state: str | None = None,
+        template: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        annotations: bool = False,
     ) -> AsyncIterator[SandboxInfo]:
-        """Iterates over the sandboxes with this state, template and metadata, page by page."""
-        return all_of(self._driver, calls.sandboxes(state, template, metadata))
+        """Iterates over the sandboxes with this state, template and metadata, page by page; with their annotations where those are asked for."""
+        return all_of(self._driver, calls.sandboxes(state, template, metadata, annotations=annotations))
 
     async def metrics(self, sandbox_id: str) -> SandboxMetrics:
         """Asks what one of them uses: CPU, memory, disk and processes, as its guest says and as its host counts."""
@@ -207,10 +217,12 @@ class AsyncSandbox:
         snapshots: Mapping[str, object] | UnsetType | None = UNSET,
         policy: str | Mapping[str, object] | UnsetType | None = UNSET,
         credentials: Sequence[str] | UnsetType | None = UNSET,
+        annotations: Mapping[str, object] | UnsetType = UNSET,
         shorten: bool | UnsetType = UNSET,
     ) -> SandboxInfo:
         """Changes the name (None takes it away), replaces the metadata, or changes its lifetime or its policy; what is not given stays as it is.
 
+        Of `annotations` each entry replaces the one of its name, and None takes it away.
         `timeout_s` counts from now; a deadline that would come earlier by it raises `Conflict` (`would_shorten`) without `shorten`.
         """
         body = calls.given(
@@ -223,6 +235,7 @@ class AsyncSandbox:
             snapshots=snapshots,
             policy=policycalls.of_sandbox(policy),
             credentials=credentials,
+            annotations=annotations,
             shorten=shorten,
         )
         self.info = await self._driver.run(calls.update_sandbox(self.id, body))
@@ -256,6 +269,7 @@ class AsyncSandbox:
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
+        annotations: Mapping[str, object] | None = None,
         timeout: float = 300.0,
     ) -> "list[AsyncSandbox]":
         """Branches `count` new sandboxes off (1 to 100), which go on from where this one stands; returns those that run.
@@ -263,7 +277,7 @@ class AsyncSandbox:
         This one runs on. What is not given is as here. `operation.result` tells what became of each branch. Raises
         `OperationFailed` when none could be made.
         """
-        body = calls.compact(count=count, name=name, metadata=metadata, env=env)
+        body = calls.compact(count=count, name=name, metadata=metadata, env=env, annotations=annotations)
         self.operation = await self._change("fork", True, timeout, body)
         made = calls.branch_ids(self.operation)
         return [AsyncSandbox(self._driver, await self._driver.run(calls.get_sandbox(one))) for one in made]

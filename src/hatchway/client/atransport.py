@@ -1,8 +1,10 @@
 """The driver for asyncio, which carries flows out over HTTP; a module of its own, because loading asyncio takes a while."""
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -21,7 +23,17 @@ class AsyncDriver(Common):
 
     def __init__(self, config: Config, timeout_s: float) -> None:
         super().__init__(config, timeout_s)
-        self._http = httpx.AsyncClient(**self.options())
+        options = self.options()
+        if config.socket is not None:
+            over = httpx.AsyncHTTPTransport(uds=config.socket, limits=options["limits"])
+            options["mounts"] = {f"all://{urlsplit(config.url).hostname}": over}
+        self._http = httpx.AsyncClient(**options)
+
+    def with_config(self, config: Config) -> "AsyncDriver":
+        """A driver for another key or other headers, over the same connections: only one of them is to be closed."""
+        other = copy.copy(self)
+        other.config = config
+        return other
 
     def _pieces(self, body: Body) -> AsyncIterator[bytes]:
         pieces = body.open()

@@ -207,9 +207,10 @@ def failure_of(operation: Operation) -> OperationFailed:
     return OperationFailed(code, cause, remedy, operation_id=operation.id, sandbox_id=operation.target)
 
 
-def get_sandbox(sandbox_id: str) -> Flow[SandboxInfo]:
-    """Asks for one sandbox."""
-    reply = yield from exchange(Request("GET", f"/v1/sandboxes/{segment(sandbox_id)}"))
+def get_sandbox(sandbox_id: str, *, annotations: bool = False) -> Flow[SandboxInfo]:
+    """Asks for one sandbox, and for its annotations."""
+    query = "?annotations=true" if annotations else ""
+    reply = yield from exchange(Request("GET", f"/v1/sandboxes/{segment(sandbox_id)}{query}"))
     return either(reply.body, "sandbox", SandboxInfo)
 
 
@@ -259,13 +260,17 @@ class Listing(Generic[T]):
         return Page(items, None if following is None else decode(b"[%b]" % bytes(following), list[str | None])[0])
 
 
-def sandboxes(state: str | None, template: str | None, metadata: Mapping[str, str] | None) -> Listing[SandboxInfo]:
-    """The sandboxes of the project that pass the filters."""
+def sandboxes(
+    state: str | None, template: str | None, metadata: Mapping[str, str] | None, *, annotations: bool = False
+) -> Listing[SandboxInfo]:
+    """The sandboxes of the project that pass the filters, with their annotations where those are asked for."""
     filters = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
     if state is not None:
         filters["state"] = state
     if template is not None:
         filters["template"] = template
+    if annotations:
+        filters["annotations"] = "true"
     return Listing("/v1/sandboxes", "sandboxes", SandboxInfo, filters)
 
 
@@ -371,11 +376,19 @@ def create_key(body: Mapping[str, object]) -> Flow[NewKey]:
 
 
 def key_body(
-    name: str, scopes: Sequence[str] | None, expires_in_s: float | None, project: str | None = None
+    name: str,
+    scopes: Sequence[str] | None,
+    expires_in_s: float | None,
+    project: str | None = None,
+    e2b: bool = False,
 ) -> dict[str, object]:
     """Builds the body of a key request."""
     return compact(
-        name=name, scopes=None if scopes is None else list(scopes), expires_in_s=expires_in_s, project=project
+        name=name,
+        scopes=None if scopes is None else list(scopes),
+        expires_in_s=expires_in_s,
+        project=project,
+        e2b=e2b or None,
     )
 
 

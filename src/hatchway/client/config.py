@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,6 +26,10 @@ class Config:
     url: str
     key: str | None
     ca: str | None = None
+    socket: str | None = None
+    """Path of a Unix socket that the API is reached over instead of the URL's host."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What every request to the API carries, and no other."""
 
 
 class _Endpoint(msgspec.Struct):

@@ -42,6 +42,8 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     memory_mib: int = 0
     disk_mib: int = 0
     metadata: dict[str, str] = {}
+    annotations: dict[str, Any] | None = None
+    """What programs keep with it for themselves; None unless it was asked for."""
     isolation: str | None = None
     """`hardware` or `emulated`; None before the sandbox was first started."""
     require_isolation: str | None = None

@@ -124,12 +124,13 @@ class Keys:
         scopes: Sequence[str] | None = None,
         expires_in: float | None = None,
         project: str | None = None,
+        e2b: bool = False,
     ) -> NewKey:
         """Makes a key; its secret is in the answer, once. It is valid for `expires_in` seconds, without it until it is revoked.
 
-        With `project` it is one of that project, which needs the scope `installation`.
+        With `project` it is one of that project, which needs the scope `installation`. `e2b`: in the form that SDKs of E2B send.
         """
-        return self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in, project)))
+        return self._driver.run(calls.create_key(calls.key_body(name, scopes, expires_in, project, e2b)))
 
     def list(self, project: str | None = None) -> Iterator[Key]:
         """Iterates over the keys, without their secrets: of the own project, or with the scope `installation` of any."""

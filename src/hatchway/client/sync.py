@@ -111,6 +111,7 @@ class Sandboxes:
         pool: str | None = None,
         policy: str | Mapping[str, object] | None = None,
         credentials: Sequence[str] | None = None,
+        annotations: Mapping[str, object] | None = None,
         wait: bool = True,
         timeout: float = 120.0,
     ) -> "Sandbox":
@@ -119,6 +120,7 @@ class Sandboxes:
         `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. `timeout_s` bounds how long it runs at
         a time, `idle_timeout_s` how long nobody uses it; `on_timeout` is what is done then (`suspend pause stop delete`), and with
         `auto_wake` traffic wakes it again. `pool` is `auto`, `never` or a pool's name.
+        `annotations` are for programs to keep with it (at most 16 KiB of JSON), `metadata` for people.
         `policy` is the name of a policy, or a document of its own (text or object), `credentials` which of those it may use. Raises `OperationFailed`
         when it cannot be made (the sandbox is then `failed` and stays for you to look at or delete: `sandbox_id` of the
         error), and `WaitTimeout` after `timeout` seconds.
@@ -142,19 +144,25 @@ class Sandboxes:
             pool=pool,
             policy=policycalls.of_sandbox(policy),
             credentials=None if credentials is None else list(credentials),
+            annotations=annotations,
         )
         info, operation = self._driver.run(calls.create_sandbox(body, wait=wait, timeout_s=timeout))
         return Sandbox(self._driver, info, operation)
 
-    def get(self, sandbox_id: str) -> "Sandbox":
-        """Returns the sandbox with this id; raises `NotFound`."""
-        return Sandbox(self._driver, self._driver.run(calls.get_sandbox(sandbox_id)))
+    def get(self, sandbox_id: str, *, annotations: bool = False) -> "Sandbox":
+        """Returns the sandbox with this id, with its annotations where those are asked for; raises `NotFound`."""
+        return Sandbox(self._driver, self._driver.run(calls.get_sandbox(sandbox_id, annotations=annotations)))
 
     def list(
-        self, *, state: str | None = None, template: str | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        *,
+        state: str | None = None,
+        template: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        annotations: bool = False,
     ) -> Iterator[SandboxInfo]:
-        """Iterates over the sandboxes with this state, template and metadata, page by page."""
-        return all_of(self._driver, calls.sandboxes(state, template, metadata))
+        """Iterates over the sandboxes with this state, template and metadata, page by page; with their annotations where those are asked for."""
+        return all_of(self._driver, calls.sandboxes(state, template, metadata, annotations=annotations))
 
     def metrics(self, sandbox_id: str) -> SandboxMetrics:
         """Asks what one of them uses: CPU, memory, disk and processes, as its guest says and as its host counts."""
@@ -208,10 +216,12 @@ class Sandbox:
         snapshots: Mapping[str, object] | UnsetType | None = UNSET,
         policy: str | Mapping[str, object] | UnsetType | None = UNSET,
         credentials: Sequence[str] | UnsetType | None = UNSET,
+        annotations: Mapping[str, object] | UnsetType = UNSET,
         shorten: bool | UnsetType = UNSET,
     ) -> SandboxInfo:
         """Changes the name (None takes it away), replaces the metadata, or changes its lifetime or its policy; what is not given stays as it is.
 
+        Of `annotations` each entry replaces the one of its name, and None takes it away.
         `timeout_s` counts from now; a deadline that would come earlier by it raises `Conflict` (`would_shorten`) without `shorten`.
         """
         body = calls.given(
@@ -224,6 +234,7 @@ class Sandbox:
             snapshots=snapshots,
             policy=policycalls.of_sandbox(policy),
             credentials=credentials,
+            annotations=annotations,
             shorten=shorten,
         )
         self.info = self._driver.run(calls.update_sandbox(self.id, body))
@@ -257,6 +268,7 @@ class Sandbox:
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
+        annotations: Mapping[str, object] | None = None,
         timeout: float = 300.0,
     ) -> "list[Sandbox]":
         """Branches `count` new sandboxes off (1 to 100), which go on from where this one stands; returns those that run.
@@ -264,7 +276,7 @@ class Sandbox:
         This one runs on. What is not given is as here. `operation.result` tells what became of each branch. Raises
         `OperationFailed` when none could be made.
         """
-        body = calls.compact(count=count, name=name, metadata=metadata, env=env)
+        body = calls.compact(count=count, name=name, metadata=metadata, env=env, annotations=annotations)
         self.operation = self._change("fork", True, timeout, body)
         made = calls.branch_ids(self.operation)
         return [Sandbox(self._driver, self._driver.run(calls.get_sandbox(one))) for one in made]

@@ -47,7 +47,7 @@ class Common:
         return {
             "verify": self._tls,
             # A proxy from the environment is not for a service on this machine.
-            "trust_env": not is_loopback(urlsplit(self.config.url).hostname or ""),
+            "trust_env": self.config.socket is None and not is_loopback(urlsplit(self.config.url).hostname or ""),
             "timeout": httpx.Timeout(self.timeout_s, connect=CONNECT_S, pool=CONNECT_S),
             "limits": httpx.Limits(
                 max_connections=MAX_CONNECTIONS, max_keepalive_connections=KEEP_IDLE, keepalive_expiry=KEEP_IDLE_S
@@ -77,6 +77,8 @@ class Common:
         if url.startswith("https:") and not self._tls_ready:
             self._trust()
         headers = dict(request.headers)
+        if "://" not in request.url:
+            headers.update(self.config.headers)
         token = request.token or self.config.key
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from hatchway.control import idempotency, requests, views
@@ -13,10 +14,11 @@ from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import OperationRow, SandboxRow
 
 
-def show(call: Call[Any], row: SandboxRow) -> views.Sandbox:
-    """A sandbox, with what the engine and the reconciler know of it."""
+def show(call: Call[Any], row: SandboxRow, annotations: bool = False) -> views.Sandbox:
+    """A sandbox, with what the engine and the reconciler know of it, and with its annotations where those are asked for."""
     live = call.plane.engine.live.get(row.operation_id) if row.operation_id else None
-    return views.sandbox(row, live, call.plane.conditions(row))
+    shown = views.sandbox(row, live, call.plane.conditions(row))
+    return msgspec.structs.replace(shown, annotations=row.annotations or {}) if annotations else shown
 
 
 async def proceed(call: Call[Any], accepted: Accepted) -> Response:

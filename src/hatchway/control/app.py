@@ -16,6 +16,7 @@ from hatchway.control import (
     approvals,
     archives,
     audit,
+    behalf,
     credentials,
     events,
     health,
@@ -97,14 +98,14 @@ _NOBODY = KeyRow(
 )
 
 
-def make_app(plane: Plane) -> ASGIApp:
-    """The API of a control plane that is open."""
+def make_app(plane: Plane, *, on_behalf: bool = False) -> ASGIApp:
+    """The API of a control plane that is open. `on_behalf`: for the E2B wrapper, which may ask on behalf of a sandbox."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
     # A reference of a template may have slashes, and the name of a credential.
     routes = [
-        Route(re.sub(r"\{(reference|credential)\}", r"{\1:path}", path), _Path(plane, path, methods))
+        Route(re.sub(r"\{(reference|credential)\}", r"{\1:path}", path), _Path(plane, path, methods, on_behalf))
         for path, methods in by_path.items()
     ]
     routes.append(Route("/openapi.json", _Document()))
@@ -115,7 +116,8 @@ def make_app(plane: Plane) -> ASGIApp:
 class _Path:
     """All methods of one path."""
 
-    def __init__(self, plane: Plane, route: str, methods: Mapping[str, Endpoint]) -> None:
+    def __init__(self, plane: Plane, route: str, methods: Mapping[str, Endpoint], on_behalf: bool) -> None:
+        self._on_behalf = on_behalf
         self._plane = plane
         self._route = route
         self._methods = methods
@@ -187,8 +189,12 @@ class _Path:
                 allow=sorted(self._methods),
             )
         key = _NOBODY
-        if endpoint.scope is not None:
+        spoken_for = await behalf.key_of(self._plane, request, endpoint, admitted=self._on_behalf)
+        if spoken_for is not None:
+            key = spoken_for
+        elif endpoint.scope is not None:
             key = await self._plane.auth.key_of(request, endpoint.scope)
+        if endpoint.scope is not None:
             request.scope["state"][_PROJECT] = key.project
             self._plane.requests_of[key.project] += 1
         self._require_place(key.project)

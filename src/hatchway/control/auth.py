@@ -41,7 +41,7 @@ class Authenticator:
             raise Unauthenticated("key_missing", "The request has no key.", "Send `Authorization: Bearer hw_…`.")
         kind, _, secret = header.partition(" ")
         secret = secret.strip()
-        if kind.lower() != "bearer" or not secret.startswith(keys.SECRET_PREFIX) or len(secret) > MAX_SECRET_LENGTH:
+        if kind.lower() != "bearer" or not secret.startswith(keys.PREFIXES) or len(secret) > MAX_SECRET_LENGTH:
             raise Unauthenticated(
                 "key_unknown",
                 "The Authorization header holds no key of Hatchway.",

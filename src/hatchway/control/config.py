@@ -49,6 +49,8 @@ class ControlConfig:
     """Socket of the broker on this host; None: credentials can be looked at, and not changed."""
     broker_uid: int | None = None
     """The user that it runs as; None: our own."""
+    e2b_uid: int = -1
+    """The user of the E2B wrapper, where there is one."""
     run_dir: Path | None = None
     """Where the supervisor tells what it sees of the roles; None without one."""
     audit_socket: Path | None = None

@@ -10,11 +10,13 @@ from hatchway.control import policies, requests, timing
 from hatchway.control.accepted import proceed
 from hatchway.control.endpoints import Call
 from hatchway.control.fields import (
+    Annotations,
     DiskMib,
     MemoryMib,
     Name,
     Reference,
     Vcpus,
+    check_annotations,
     check_caps,
     check_env,
     check_metadata,
@@ -44,6 +46,7 @@ class CreateSandbox(policies.WithPolicy, frozen=True, kw_only=True, forbid_unkno
     snapshot: Annotated[str, Meta(description="Id of a snapshot of the project.")] | UnsetType = UNSET
     name: Name | None = None
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    annotations: Annotations = msgspec.field(default_factory=dict)
     env: dict[str, str] = msgspec.field(default_factory=dict)
     vcpus: Vcpus | UnsetType = UNSET
     memory_mib: MemoryMib | UnsetType = UNSET
@@ -79,6 +82,7 @@ async def create(call: Call[CreateSandbox]) -> Response:
     body = call.body
     check_env(body.env, "env")
     check_metadata(body.metadata)
+    check_annotations(body.annotations)
     await call.plane.database.require_room()
     if (body.template is UNSET) == (body.snapshot is UNSET):
         raise Unprocessable(
@@ -92,7 +96,13 @@ async def create(call: Call[CreateSandbox]) -> Response:
     new = await (
         _from_snapshot(call, body.snapshot) if body.snapshot is not UNSET else _from_template(call, str(body.template))
     )
-    new = msgspec.structs.replace(new, lifetime=lifetime, schedule=schedule, **policies.assignment(body))
+    new = msgspec.structs.replace(
+        new,
+        lifetime=lifetime,
+        schedule=schedule,
+        annotations=body.annotations or None,
+        **policies.assignment(body),
+    )
     accept = accepting.accept_create if new.snapshot_id is None else snapshots.accept_create
     claimed = await _claimed(call, new)
     if claimed is not None:

@@ -1,9 +1,10 @@
 """Fields that several requests have: their types, and the checks that no type can say."""
 
 import re
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from hatchway.control.nodes import NodeLink
@@ -13,6 +14,8 @@ from hatchway.domain.errors import Unprocessable
 from hatchway.storage.projects import ProjectRow
 
 MAX_METADATA = 64
+MAX_ANNOTATIONS = 16
+MAX_ANNOTATION_OCTETS = 16 * 1024
 MAX_ENV = 256
 MAX_ENV_OCTETS = 32 * 1024
 """The guest gets its environment in one frame of 64 KiB."""
@@ -23,6 +26,12 @@ _REFERENCE = r"^[a-z0-9][a-z0-9._/-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|@
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
+Annotations = Annotated[
+    dict[str, Any],
+    Meta(
+        description=f"What programs keep with the sandbox for themselves: at most {MAX_ANNOTATION_OCTETS} octets of JSON in all."
+    ),
+]
 
 Reference = Annotated[str, Meta(pattern=_REFERENCE, description="`name`, `name:tag` or `name@sha256:…`")]
 Vcpus = Annotated[int, Meta(ge=shapes.MIN_VCPUS, le=shapes.MAX_VCPUS)]
@@ -54,6 +63,20 @@ def check_metadata(metadata: dict[str, str]) -> None:
             raise invalid_field(f"metadata.{key[:64]}", "this is no key.", {"pattern": METADATA_KEY.pattern})
         if len(value) > 512:
             raise invalid_field(f"metadata.{key}", "the value is too long.", {"type": "string", "maxLength": 512})
+
+
+def check_annotations(annotations: Mapping[str, Any]) -> None:
+    """Raises `invalid_field` for too many entries, keys that are none, and more octets than are kept."""
+    if len(annotations) > MAX_ANNOTATIONS:
+        raise invalid_field("annotations", f"it has {len(annotations)} entries.", f"at most {MAX_ANNOTATIONS} entries")
+    for key in annotations:
+        if not METADATA_KEY.fullmatch(key):
+            raise invalid_field(f"annotations.{key[:64]}", "this is no key.", {"pattern": METADATA_KEY.pattern})
+    size = len(msgspec.json.encode(annotations))
+    if size > MAX_ANNOTATION_OCTETS:
+        raise invalid_field(
+            "annotations", f"it has {size} octets in JSON.", f"at most {MAX_ANNOTATION_OCTETS} octets in all"
+        )
 
 
 def check_size(shape: shapes.Shape, candidates: Sequence[NodeLink]) -> None:

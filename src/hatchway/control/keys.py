@@ -37,6 +37,8 @@ class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=5)] = ("read", "write")
     expires_in_s: Span | None = None
     project: ProjectName | None = None
+    e2b: bool = False
+    """In the form that SDKs of E2B send: `e2b_` and hexadecimal digits. It may do the same, on either API."""
 
 
 class RotateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +63,7 @@ async def create(call: Call[CreateKey]) -> Response:
     expires_at = None if body.expires_in_s is None else time.time() + body.expires_in_s
     scopes = tuple(sorted(set(body.scopes), key=keys.SCOPES.index))
     row, secret = await call.plane.database.write(
-        _create, call.project, project, body.name, scopes, expires_at, call.idempotency
+        _create, call.project, project, body.name, scopes, expires_at, body.e2b, call.idempotency
     )
     return answer(views.NewKeyAnswer(key=views.NewKey(**views.key_fields(row), key=secret)), 201)
 
@@ -166,11 +168,12 @@ def _create(
     name: str,
     scopes: tuple[str, ...],
     expires_at: float | None,
+    e2b: bool,
     key: IdempotencyKey | None,
 ) -> tuple[KeyRow, str]:
     idempotency.check(connection, caller, key)
     projects.hold(connection, project)
-    row, secret = keys.create(connection, project=project, name=name, scopes=scopes, expires_at=expires_at)
+    row, secret = keys.create(connection, project=project, name=name, scopes=scopes, expires_at=expires_at, e2b=e2b)
     idempotency.keep(connection, caller, key, {"key": row.id})
     return row, secret
 

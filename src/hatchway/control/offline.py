@@ -24,9 +24,11 @@ BACKUP = "backup.part"
 """Name of a copy on its way, in control's folder."""
 
 
-def create_key(config: ControlConfig, name: str, scopes: Sequence[str], expires_in_s: float | None) -> dict[str, Any]:
+def create_key(
+    config: ControlConfig, name: str, scopes: Sequence[str], expires_in_s: float | None, *, e2b: bool = False
+) -> dict[str, Any]:
     """Makes a key of the project `default`; the answer has its secret, this once. Raises what a request's check does."""
-    body: dict[str, Any] = {"name": name, "scopes": list(scopes)}
+    body: dict[str, Any] = {"name": name, "scopes": list(scopes), "e2b": e2b}
     if expires_in_s is not None:
         body["expires_in_s"] = expires_in_s
     checked = decode(msgspec.json.encode(body), CreateKey)
@@ -36,7 +38,12 @@ def create_key(config: ControlConfig, name: str, scopes: Sequence[str], expires_
         expires_at = None if checked.expires_in_s is None else time.time() + checked.expires_in_s
         chosen = tuple(sorted(set(checked.scopes), key=keys.SCOPES.index))
         row, secret = keys.create(
-            connection, project=keys.DEFAULT_PROJECT, name=checked.name, scopes=chosen, expires_at=expires_at
+            connection,
+            project=keys.DEFAULT_PROJECT,
+            name=checked.name,
+            scopes=chosen,
+            expires_at=expires_at,
+            e2b=checked.e2b,
         )
         return {**views.key_fields(row), "key": secret}
 

@@ -10,7 +10,15 @@ from hatchway.control import policies, requests, timing, views
 from hatchway.control.accepted import proceed, repeat, sandbox_id, show
 from hatchway.control.creation import CreateSandbox, create
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
-from hatchway.control.fields import MAX_METADATA, METADATA_KEY, Name, check_env, check_metadata
+from hatchway.control.fields import (
+    MAX_METADATA,
+    METADATA_KEY,
+    Annotations,
+    Name,
+    check_annotations,
+    check_env,
+    check_metadata,
+)
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.storage import accepting, automatic, branches, sandboxes
@@ -26,20 +34,29 @@ class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: Name | None = None
     metadata: dict[str, str] | None = None
     env: dict[str, str] | None = None
+    annotations: Annotations | None = None
 
 
 class ChangeSandbox(policies.WithPolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of a sandbox can be changed; `metadata` replaces the whole of it, `name: null` takes the name away.
+    """What of a sandbox can be changed; `metadata` replaces the whole of it, `name: null` takes the name away. Of `annotations` each
+    entry replaces the one of its name, and null takes it away.
 
     `timeout_s` counts from now on. A deadline that would come earlier by it is an error without `shorten`.
     """
 
     name: Name | UnsetType | None = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
+    annotations: Annotations | UnsetType = UNSET
     shorten: bool = False
 
 
-class ListSandboxes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShowSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is shown besides."""
+
+    annotations: Annotated[bool, Meta(description="Show `annotations` too.")] = False
+
+
+class ListSandboxes(ShowSandbox, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Filters; also `metadata.KEY=VALUE`, any number of them. Deleted sandboxes are listed only where `state` asks for them."""
 
     state: Annotated[str, Meta(description="One state, or several with commas between them.")] | None = None
@@ -56,8 +73,12 @@ async def fork(call: Call[ForkSandbox]) -> Response:
         check_env(body.env, "env")
     if body.metadata is not None:
         check_metadata(body.metadata)
+    if body.annotations is not None:
+        check_annotations(body.annotations)
     await call.plane.database.require_room()
-    wanted = branches.NewBranches(count=body.count, name=body.name, metadata=body.metadata, env=body.env)
+    wanted = branches.NewBranches(
+        count=body.count, name=body.name, metadata=body.metadata, env=body.env, annotations=body.annotations
+    )
     accepted = await call.plane.database.write(
         branches.accept, call.project, sandbox_id(call), wanted, call.idempotency
     )
@@ -89,13 +110,16 @@ async def list_(call: Call[NoBody]) -> Response:
         limit=query.limit + 1,
     )
     rows, cursor = requests.page(rows, query.limit)
-    return answer(views.SandboxPage(sandboxes=tuple(show(call, row) for row in rows), next_cursor=cursor))
+    return answer(
+        views.SandboxPage(sandboxes=tuple(show(call, row, query.annotations) for row in rows), next_cursor=cursor)
+    )
 
 
 async def get(call: Call[NoBody]) -> Response:
     """Shows one sandbox; a deleted one for as long as it is kept."""
+    query: ShowSandbox = call.query
     row = await call.plane.database.read(sandboxes.get, call.project, sandbox_id(call))
-    return answer(views.SandboxAnswer(sandbox=show(call, row)))
+    return answer(views.SandboxAnswer(sandbox=show(call, row, query.annotations)))
 
 
 async def change(call: Call[ChangeSandbox]) -> Response:
@@ -106,17 +130,28 @@ async def change(call: Call[ChangeSandbox]) -> Response:
     if call.body.metadata is not UNSET:
         check_metadata(call.body.metadata)
         changes["metadata"] = call.body.metadata
+    if call.body.annotations is not UNSET:
+        check_annotations(call.body.annotations)
     bounds = await call.plane.database.read(automatic.bounds, call.project)
     timed, given = timing.change(call.body, call.body.shorten, bounds), policies.assignment(call.body)
 
     def more(connection: Connection, row: SandboxRow) -> dict[str, Any]:
         assigned = stored_policies.assign(connection, row, given) if given else {}
+        if call.body.annotations is not UNSET:
+            assigned["annotations"] = _annotated(row, call.body.annotations)
         return {**assigned, **(timed(connection, row) if timed is not None else {})}
 
     row = await call.plane.database.write(sandboxes.change, call.project, sandbox_id(call), changes, more)
     if given:
         call.plane.policies.look()
     return answer(views.SandboxAnswer(sandbox=show(call, row)))
+
+
+def _annotated(row: SandboxRow, given: dict[str, Any]) -> dict[str, Any] | None:
+    """The annotations with those that were given in the place of theirs. Raises `invalid_field` where all together are too many."""
+    kept = {name: value for name, value in {**(row.annotations or {}), **given}.items() if value is not None}
+    check_annotations(kept)
+    return kept or None
 
 
 async def extend(call: Call[timing.Extend]) -> Response:
@@ -184,7 +219,14 @@ ENDPOINTS = (
         query_prefixes=("metadata.",),
     ),
     Endpoint(
-        "GET", "/v1/sandboxes/{id}", get, "Show a sandbox", {200: views.SandboxAnswer}, "sandboxes", errors=(404,)
+        "GET",
+        "/v1/sandboxes/{id}",
+        get,
+        "Show a sandbox",
+        {200: views.SandboxAnswer},
+        "sandboxes",
+        query=ShowSandbox,
+        errors=(404,),
     ),
     Endpoint(
         "PATCH",

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from hatchway.control.engine import Live
 from hatchway.domain.lifecycle import State
@@ -68,7 +69,8 @@ class SandboxPolicy(View, frozen=True, kw_only=True):
 
 
 class Sandbox(View, frozen=True, kw_only=True):
-    """A sandbox: the last stable state, what is desired of it, and why it is as it is. Its environment is not shown."""
+    """A sandbox: the last stable state, what is desired of it, and why it is as it is. Its environment is not shown, its annotations
+    where they are asked for."""
 
     id: str
     project: str
@@ -107,6 +109,7 @@ class Sandbox(View, frozen=True, kw_only=True):
     updated_at: float
     state_since: float | None
     deleted_at: float | None
+    annotations: dict[str, Any] | UnsetType = UNSET
 
 
 class Snapshot(View, frozen=True, kw_only=True):

@@ -76,6 +76,8 @@ class NewSandbox(msgspec.Struct, frozen=True, kw_only=True):
     policy_document: str | None = None
     credentials: list[str] | None = None
     """Ids of the credentials that it may use; None: all that its policy binds."""
+    annotations: dict[str, Any] | None = None
+    """What programs keep with it for themselves."""
     pool: str | None = None
     """Make it a member of this pool of the project."""
     pool_key: str | None = None
@@ -202,6 +204,7 @@ def row_of(
         policy_document=new.policy_document,
         credentials=new.credentials,
         policy_revision=1,
+        annotations=new.annotations,
     )
 
 

@@ -29,6 +29,7 @@ class NewBranches(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     metadata: dict[str, str] | None = None
     env: dict[str, str] | None = None
+    annotations: dict[str, Any] | None = None
 
 
 def accept(
@@ -55,6 +56,7 @@ def accept(
         template_digest=source.template_digest,
         shape=shape,
         metadata=source.metadata if wanted.metadata is None else wanted.metadata,
+        annotations=source.annotations if wanted.annotations is None else wanted.annotations,
         env=source.env if wanted.env is None else wanted.env,
         require_isolation=source.require_isolation,
         policy=source.policy,

@@ -22,7 +22,11 @@ ADMITTED = {"exec": ("exec", "write"), "admin": ("admin", "installation")}
 """Which scopes do where one is asked for; of those that are not here, itself alone."""
 
 SECRET_PREFIX = "hw_"
+E2B_PREFIX = "e2b_"
+PREFIXES = (SECRET_PREFIX, E2B_PREFIX)
+"""What secrets begin with. One of E2B's form has hexadecimal digits behind it: older SDKs of E2B send no other."""
 SECRET_RANDOM_LENGTH = 40
+E2B_OCTETS = 24
 SHOWN_LENGTH = 9
 
 _COLUMNS = [column for column in api_keys.c if column.name != "secret_hash"]
@@ -48,9 +52,13 @@ def create(
     scopes: tuple[str, ...],
     expires_at: float | None = None,
     development: bool = False,
+    e2b: bool = False,
 ) -> tuple[KeyRow, str]:
-    """Stores a new key and returns it with its secret, which nobody can find out again."""
-    secret = SECRET_PREFIX + "".join(secrets.choice(ALPHABET) for _ in range(SECRET_RANDOM_LENGTH))
+    """Stores a new key and returns it with its secret, which nobody can find out again. `e2b`: one that SDKs of E2B send too."""
+    if e2b:
+        secret = E2B_PREFIX + secrets.token_hex(E2B_OCTETS)
+    else:
+        secret = SECRET_PREFIX + "".join(secrets.choice(ALPHABET) for _ in range(SECRET_RANDOM_LENGTH))
     row = KeyRow(
         id=new_id(),
         project=project,
@@ -139,7 +147,14 @@ def rotate(
     now = time.time()
     if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
         raise unknown(key_id)
-    made, secret = create(connection, project=row.project, name=row.name, scopes=row.scopes, expires_at=expires_at)
+    made, secret = create(
+        connection,
+        project=row.project,
+        name=row.name,
+        scopes=row.scopes,
+        expires_at=expires_at,
+        e2b=row.prefix.startswith(E2B_PREFIX),
+    )
     outbox.append(connection, row.project, "key.rotated", key_id, {"name": row.name, "key": made.id})
     if overlap_s <= 0:
         revoke(connection, project, key_id)

@@ -86,6 +86,8 @@ class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """The revision that its node says is in force."""
     policy_conditions: dict[str, str] | None = None
     """What its node says keeps it from what its policy allows."""
+    annotations: dict[str, Any] | None = None
+    """What programs keep with it for themselves; None: nothing."""
 
 
 class PoolRow(msgspec.Struct, frozen=True, kw_only=True):

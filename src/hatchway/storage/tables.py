@@ -120,6 +120,7 @@ sandboxes = Table(
     Column("policy_revision", Integer, nullable=False, server_default="0"),
     Column("policy_applied", Integer, nullable=False, server_default="0"),
     Column("policy_conditions", JSON(none_as_null=True)),
+    Column("annotations", JSON(none_as_null=True)),
     Index(None, "created_at"),
     Index(None, "project", "policy"),
     Index(None, "project", "state", "created_at", "id"),

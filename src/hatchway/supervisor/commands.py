@@ -82,7 +82,8 @@ class _Printer:
                 share = f" {fraction:4.0%}" if isinstance(fraction, float) else ""
                 print(f"{at} {event.get('phase')}:{share} {event.get('message', '')}", file=sys.stderr, flush=True)
             case "ready":
-                print(f"{at} ready: API {event['api']}, data plane {event['data']}", file=sys.stderr, flush=True)
+                e2b = f", API of E2B {event['e2b']}" if event.get("e2b") else ""
+                print(f"{at} ready: API {event['api']}, data plane {event['data']}{e2b}", file=sys.stderr, flush=True)
             case "hung":
                 print(f"{at} {event['role']} does not answer: it is killed", file=sys.stderr, flush=True)
             case "restarted":

@@ -25,6 +25,7 @@ from hatchway.domain.vmm_policy import DriverName, VmmPolicy
 from hatchway.supervisor.settings import (
     DEFAULT_API_PORT,
     DEFAULT_DATA_PORT,
+    DEFAULT_E2B_PORT,
     MAX_UID_BASE,
     MIN_UID_BASE,
     Profile,
@@ -44,7 +45,7 @@ Url = Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+$")]
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where one of the two HTTP services listens. Paths of files are from the settings file's folder on."""
+    """Where an HTTP service listens. Paths of files are from the settings file's folder on."""
 
     host: str = "127.0.0.1"
     port: Port | None = None
@@ -52,6 +53,14 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     key: str | None = None
     url: Url | None = None
     """How clients reach it, where that is not what it listens on: behind a name, or a proxy."""
+
+
+class E2b(Listener, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The API of E2B, a listener of its own."""
+
+    enabled: bool = True
+    secret_file: str | None = None
+    """The secret that tokens of sandboxes are derived from, where several wrappers share one; its path is from the settings file's folder on."""
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +79,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     bake: bool = True
     api: Listener = Listener()
     data: Listener = Listener()
+    e2b: E2b = E2b()
     database_url: Annotated[str, Meta(min_length=1, max_length=2048)] | None = None
     """A PostgreSQL database, without a password in the URL; left out: a file in the data folder."""
     database_password_file: str | None = None
@@ -153,6 +163,9 @@ def settings(
     api_port: int | None = None,
     data_host: str | None = None,
     data_port: int | None = None,
+    e2b: bool | None = None,
+    e2b_host: str | None = None,
+    e2b_port: int | None = None,
     database_url: str | None = None,
 ) -> Settings:
     """The settings of an installation: of its file, where it has one, with what the command line says before it.
@@ -164,6 +177,8 @@ def settings(
     folder = data_dir if path is None else path.parent
     if path is not None:
         _check_domains(path, file)
+    # Whoever wants any port for the API wants no certain one for this either, unless he says so.
+    usual_e2b_port = 0 if api_port == 0 else DEFAULT_E2B_PORT
     return Settings(
         data_dir=data_dir,
         config=path,
@@ -182,6 +197,12 @@ def settings(
         data_port=_first(data_port, file.data.port, DEFAULT_DATA_PORT),
         data_tls=_tls(path, folder, "data", file.data),
         data_url=file.data.url,
+        e2b=file.e2b.enabled if e2b is None else e2b,
+        e2b_host=e2b_host or file.e2b.host,
+        e2b_port=_first(e2b_port, file.e2b.port, usual_e2b_port),
+        e2b_tls=_tls(path, folder, "e2b", file.e2b),
+        e2b_url=file.e2b.url,
+        e2b_secret=None if file.e2b.secret_file is None else folder / file.e2b.secret_file,
         database_url=database_url or os.environ.get("HATCHWAY_DATABASE_URL") or file.database_url,
         database_password_file=None if file.database_password_file is None else folder / file.database_password_file,
         port_domains=file.port_domains,
@@ -222,7 +243,7 @@ def _located(egress: EgressSettings, folder: Path) -> EgressSettings:
 
 def _check_domains(path: Path, file: File) -> None:
     """A service under a domain of ports would get no request: all names there are ports'."""
-    for url in filter(None, (file.api.url, file.data.url)):
+    for url in filter(None, (file.api.url, file.data.url, file.e2b.url)):
         host = (urlsplit(url).hostname or "").removesuffix(".")
         for domain in file.port_domains:
             if host.endswith(f".{domain}"):
@@ -260,7 +281,7 @@ def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
-def _tls(path: Path | None, folder: Path, name: Literal["api", "data"], listener: Listener) -> Tls | None:
+def _tls(path: Path | None, folder: Path, name: Literal["api", "data", "e2b"], listener: Listener) -> Tls | None:
     if listener.certificate is None and listener.key is None:
         return None
     if listener.certificate is None or listener.key is None:

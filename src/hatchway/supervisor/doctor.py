@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from hatchway.node.images.store import Images
 from hatchway.node.vmm import choice, firecracker_probe
 from hatchway.node.vmm.probe import Finding, examine
 from hatchway.node.vmm.seam import VmmError
-from hatchway.supervisor import database, folder, profile, uids
+from hatchway.supervisor import database, folder, profile, uids, wrapper
 from hatchway.supervisor.settings import Settings, libexec
 from hatchway.wire import audit, supervision
 from hatchway.wire.node import Empty, NodeInfo
@@ -123,6 +124,7 @@ def _installation(settings: Settings) -> list[Finding]:
     if holder:
         findings += _warned(settings)
         findings.append(_journal(settings))
+        findings.append(_wrapper(settings))
     if settings.identity.rootless:
         findings.append(
             Finding(
@@ -165,6 +167,24 @@ def _journal(settings: Settings) -> Finding:
         remedy = f"Free space on the file system of {settings.audit}, or keep less (`[audit]` in the settings)."
         return Finding("audit", "degraded", f"nothing can be recorded: {health.error}", remedy)
     return Finding("audit", "ok", f"{health.head} records, {health.octets >> 20} MiB, key {health.public_key}")
+
+
+def _wrapper(settings: Settings) -> Finding:
+    """Whether the running service answers as E2B does."""
+    try:
+        url = json.loads(settings.endpoint.read_bytes()).get("e2b")
+    except (OSError, ValueError, AttributeError):
+        url = None
+    if url is None:
+        return Finding("e2b", "ok", "switched off")
+    try:
+        status = wrapper.probe(url)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        remedy = f"{settings.log / 'e2b.log'} says more."
+        return Finding("e2b", "degraded", f"{url} does not answer: {error or type(error).__name__}", remedy)
+    if status != wrapper.HEALTHY:
+        return Finding("e2b", "degraded", f"{url}/health answered {status}", "Look what listens there.")
+    return Finding("e2b", "ok", f"{url} serves the API of E2B")
 
 
 def _profile(settings: Settings) -> list[Finding]:

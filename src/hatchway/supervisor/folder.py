@@ -25,6 +25,7 @@ def prepare(settings: Settings) -> None:
         (settings.audit, ids.audit, 0o700),
         (settings.broker, ids.broker, 0o700),
         (settings.secrets, ids.broker, 0o700),
+        *([(settings.e2b_folder, ids.e2b, 0o700)] if settings.e2b else []),
         (settings.log, os.geteuid(), 0o755),
     ]
     for folder, owner, mode in rooms:
@@ -143,7 +144,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         raise Unavailable(
             "port_taken",
             f"{host}:{port} cannot be listened on: {error.strerror}.",
-            "End what uses it, or choose --api-port and --data-port (0 = any).",
+            "End what uses it, or choose --api-port, --data-port and --e2b-port (0 = any); --no-e2b does without the last.",
         ) from error
     sock.listen(1024)
     return sock

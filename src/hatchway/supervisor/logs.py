@@ -29,7 +29,9 @@ BURST_OF_ALL = 2_000
 WINDOW_S = 10.0
 MAX_PLACES = 4_096
 
-_SECRETS = re.compile(r"\bhw_[A-Za-z0-9_-]{8,}|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_.-]+|(?i:\bbearer\s+)[^\s\"',}]+")
+_SECRETS = re.compile(
+    r"\bhw_[A-Za-z0-9_-]{8,}|\be2b_[0-9A-Fa-f]{8,}|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_.-]+|(?i:\bbearer\s+)[^\s\"',}]+"
+)
 HIDDEN = "[hidden]"
 
 

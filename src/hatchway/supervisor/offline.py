@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from hatchway.control.config import ControlConfig
 
 
-def create_key(settings: Settings, name: str, scopes: list[str], expires_in_s: float | None) -> dict[str, Any]:
+def create_key(
+    settings: Settings, name: str, scopes: list[str], expires_in_s: float | None, *, e2b: bool = False
+) -> dict[str, Any]:
     """Makes an API key; the answer has its secret, this once. Raises `Conflict("service_is_up")` and what the check of its fields does."""
     from hatchway.control import offline
 
-    made: dict[str, Any] = as_control(settings, lambda config: offline.create_key(config, name, scopes, expires_in_s))
+    made: dict[str, Any] = as_control(
+        settings, lambda config: offline.create_key(config, name, scopes, expires_in_s, e2b=e2b)
+    )
     return made
 
 

@@ -25,6 +25,7 @@ def check_listeners(settings: Settings) -> None:
     for name, host, tls in (
         ("api", settings.api_host, settings.api_tls),
         ("data", settings.data_host, settings.data_tls),
+        *([("e2b", settings.e2b_host, settings.e2b_tls)] if settings.e2b else []),
     ):
         if is_loopback(host):
             continue
@@ -83,6 +84,7 @@ def check_private(settings: Settings) -> None:
         (settings.node, ids.node),
         (settings.audit, ids.audit),
         (settings.broker, ids.broker),
+        (settings.e2b_folder, ids.e2b),
     )
     for folder, owner in owners:
         if not folder.exists():
@@ -149,8 +151,8 @@ def check_isolation(settings: Settings, kernel: Path) -> None:
 
 
 def check_tls(settings: Settings) -> None:
-    """Raises what `load_tls` does, for either listener."""
-    for tls in (settings.api_tls, settings.data_tls):
+    """Raises what `load_tls` does, for any listener."""
+    for tls in (settings.api_tls, settings.data_tls, settings.e2b_tls):
         if tls is not None:
             load_tls(tls)
 

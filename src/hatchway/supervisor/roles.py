@@ -168,6 +168,7 @@ def preload() -> None:
     import hatchway.audit.main
     import hatchway.broker.main
     import hatchway.control.main
+    import hatchway.e2b.main
     import hatchway.egress.main
     import hatchway.node.main  # noqa: F401
 

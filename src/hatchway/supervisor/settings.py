@@ -9,7 +9,7 @@ from typing import Literal
 from hatchway.domain import archive_policy, broker_settings, egress_settings, vmm_policy
 from hatchway.domain.archive_policy import ArchivePolicy
 from hatchway.domain.broker_settings import BrokerSettings
-from hatchway.domain.egress_settings import USUAL_SHARDS, EgressSettings
+from hatchway.domain.egress_settings import MAX_SHARDS, USUAL_SHARDS, EgressSettings
 from hatchway.domain.errors import Unavailable
 from hatchway.domain.host_limits import DEFAULTS, HostLimits
 from hatchway.domain.oversight_settings import AuditSettings
@@ -17,12 +17,13 @@ from hatchway.domain.vmm_policy import VmmPolicy
 
 DEFAULT_API_PORT = 7070
 DEFAULT_DATA_PORT = 7071
+DEFAULT_E2B_PORT = 7080
 DEFAULT_UID_BASE = 1_900_000_000
 """First of the user ids that sandboxes run under; no distribution hands these out. Control and node have the two before it."""
 UID_RANGE = 2048
 """User ids from one installation's first to that of the next."""
 SLOTS = 1024
-"""User ids of VMs, as the launcher hands them out; behind them come those of the audit writer, the broker and the gateways."""
+"""User ids of VMs, as the launcher hands them out; behind them come those of the audit writer, the broker, the gateways and the E2B wrapper."""
 MIN_UID_BASE, MAX_UID_BASE = 1_000, 2**31 - 1 - UID_RANGE
 
 Profile = Literal["development", "production"]
@@ -62,6 +63,7 @@ class Identity:
     broker: int
     egress: tuple[int, ...]
     """Of each shard, in their order."""
+    e2b: int
 
     @property
     def gateways_group(self) -> int:
@@ -100,6 +102,14 @@ class Settings:
     data_port: int = DEFAULT_DATA_PORT
     data_tls: Tls | None = None
     data_url: str | None = None
+    e2b: bool = True
+    """Whether there is the API of E2B."""
+    e2b_host: str = "127.0.0.1"
+    e2b_port: int = DEFAULT_E2B_PORT
+    e2b_tls: Tls | None = None
+    e2b_url: str | None = None
+    e2b_secret: Path | None = None
+    """File with the secret that tokens of sandboxes are derived from, for several wrappers to share; None: one of its own."""
     database_url: str | None = None
     """A PostgreSQL database; None: a file in the data folder."""
     database_password_file: Path | None = None
@@ -132,7 +142,9 @@ class Settings:
         if os.geteuid() != 0:
             own = os.geteuid()
             shards = (own,) * self.shards
-            return Identity(rootless=True, control=own, node=own, vm_base=own, audit=own, broker=own, egress=shards)
+            return Identity(
+                rootless=True, control=own, node=own, vm_base=own, audit=own, broker=own, egress=shards, e2b=own
+            )
         base = DEFAULT_UID_BASE if self.uid_base is None else self.uid_base
         behind = base + SLOTS
         return Identity(
@@ -143,6 +155,7 @@ class Settings:
             audit=behind,
             broker=behind + 1,
             egress=tuple(behind + 2 + shard for shard in range(self.shards)),
+            e2b=behind + 2 + MAX_SHARDS,
         )
 
     @property
@@ -174,6 +187,11 @@ class Settings:
     def broker(self) -> Path:
         """The broker's own: sealed secrets."""
         return self.data_dir / "broker"
+
+    @property
+    def e2b_folder(self) -> Path:
+        """The E2B wrapper's own: its secret."""
+        return self.data_dir / "e2b"
 
     @property
     def secrets(self) -> Path:

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from hatchway.domain.errors import HatchwayError, Unavailable
-from hatchway.supervisor import database, folder, gateways, logs, profile, service_manager, uids
+from hatchway.supervisor import database, folder, gateways, logs, profile, service_manager, uids, wrapper
 from hatchway.supervisor.configuration import read_secret
 from hatchway.supervisor.roles import Role, preload, python_argv
 from hatchway.supervisor.settings import Settings, Tls, libexec
-from hatchway.wire import audit, broker, supervision
+from hatchway.wire import audit, behalf, broker, supervision
 from hatchway.wire.metrics import MetricsAccess
 from hatchway.wire.node import Empty
 from hatchway.wire.rpc import call_once
@@ -52,6 +52,7 @@ class Supervisor:
         self._claim: uids.Claim | None = None
         self._api_tls: ssl.SSLContext | None = None
         self._data_tls: ssl.SSLContext | None = None
+        self._e2b_tls: ssl.SSLContext | None = None
         self._metrics = MetricsAccess(local=False)
         self._began = time.time()
         self._restarted: Counter[str] = Counter()
@@ -75,10 +76,11 @@ class Supervisor:
         _require_vmm()
         api = folder.listen_tcp(self._settings.api_host, self._settings.api_port)
         data = folder.listen_tcp(self._settings.data_host, self._settings.data_port)
+        e2b = folder.listen_tcp(self._settings.e2b_host, self._settings.e2b_port) if self._settings.e2b else None
         try:
             self._prepare_images()
             self._probe_kvm()
-            self._start_all(api, data)
+            self._start_all(api, data, e2b)
             ended_by = self._supervise()
             service_manager.stopping()  # from here on nobody says that we turn
             if ended_by is not signal.SIGUSR1:
@@ -119,6 +121,7 @@ class Supervisor:
         """Reads certificates and keys, as the user who may; a role that is started gets them in memory."""
         self._api_tls = None if self._settings.api_tls is None else profile.load_tls(self._settings.api_tls)
         self._data_tls = None if self._settings.data_tls is None else profile.load_tls(self._settings.data_tls)
+        self._e2b_tls = None if self._settings.e2b_tls is None else profile.load_tls(self._settings.e2b_tls)
         self._metrics = profile.load_metrics(self._settings)
 
     def _prepare_images(self) -> None:
@@ -186,17 +189,19 @@ class Supervisor:
         profile.check_isolation(self._settings, kernel)
         profile.note(self._settings)
 
-    def _start_all(self, api: socket.socket, data: socket.socket) -> None:
+    def _start_all(self, api: socket.socket, data: socket.socket, e2b: socket.socket | None) -> None:
         self._bring_up(self._launcher_role())
         preload()
         # In the order in which one needs another; each waits for what it needs, so that they come up side by side.
         roles = [*gateways.roles(self._settings), self._node_role(data), self._control_role(api)]
+        if e2b is not None:
+            roles.append(wrapper.role(self._settings, e2b, lambda: self._e2b_tls))
         self._roles += roles
         for role in roles:
             role.start()
         for role in roles:
             role.wait_ready()
-        self._publish_endpoint(api, data)
+        self._publish_endpoint(api, data, e2b)
 
     def _bring_up(self, role: Role) -> None:
         self._roles.append(role)
@@ -260,6 +265,7 @@ class Supervisor:
     def _control_role(self, api: socket.socket) -> Role:
         ids, settings = self._settings.identity, self._settings
         database_password = database.password(settings)
+        e2b = wrapper.control_socket(settings) if settings.e2b else None
         webhook_secret = b"" if settings.webhook_secret is None else read_secret(settings.webhook_secret)
 
         def body(ready: Callable[[], None]) -> None:
@@ -281,20 +287,21 @@ class Supervisor:
                 ballast_mib=settings.limits.ballast_mib,
                 broker_socket=settings.run / broker.SOCKET,
                 broker_uid=ids.broker,
+                e2b_uid=ids.e2b,
             )
-            run(config, api=api, ready=ready, alive=ready, tls=self._api_tls)
+            run(config, api=api, ready=ready, alive=ready, tls=self._api_tls, e2b=e2b)
 
         return Role(
             "control",
             ids.control,
             settings.log / "control.log",
             body=body,
-            sockets=(api,),
+            sockets=(api,) if e2b is None else (api, e2b),
             needs=(settings.control, settings.run),
             groups=() if ids.rootless else (ids.audit, ids.broker),
         )
 
-    def _publish_endpoint(self, api: socket.socket, data: socket.socket) -> None:
+    def _publish_endpoint(self, api: socket.socket, data: socket.socket, e2b: socket.socket | None) -> None:
         """Writes where the service is, and the development key, where CLI and SDK of this user find them."""
         settings = self._settings
         if not settings.production:
@@ -305,6 +312,8 @@ class Supervisor:
             "data": settings.data_url or _url(settings.data_host, data, settings.data_tls),
             "pid": os.getpid(),
         }
+        if e2b is not None:
+            urls["e2b"] = settings.e2b_url or _url(settings.e2b_host, e2b, settings.e2b_tls)
         replace_file(self._settings.endpoint, json.dumps(urls).encode(), mode=0o644, durable=False)
         self._report({"event": "ready", **urls})
         service_manager.ready(f"API {urls['api']}, data plane {urls['data']}")
@@ -421,7 +430,14 @@ class Supervisor:
                     os.waitpid(role.pid, 0)
 
     def _clean(self) -> None:
-        names = ("launcher.sock", "node.sock", "roles.json", supervision.NAME, *gateways.files(self._settings))
+        names = (
+            "launcher.sock",
+            "node.sock",
+            "roles.json",
+            supervision.NAME,
+            behalf.SOCKET,
+            *gateways.files(self._settings),
+        )
         for name in names:
             (self._settings.run / name).unlink(missing_ok=True)
         self._settings.endpoint.unlink(missing_ok=True)

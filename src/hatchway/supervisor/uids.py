@@ -18,8 +18,8 @@ from hatchway.supervisor.settings import DEFAULT_UID_BASE, MAX_UID_BASE, MIN_UID
 LOCKS = Path("/run/hatchway-uids")
 """Root's own; gone with the boot, like what it guards."""
 SYSTEM_FOLDER = Path("/var/lib/hatchway")
-USED = 2 + SLOTS + 2 + MAX_SHARDS
-"""Control's, node's, one for each slot of the launcher, the audit writer's, the broker's, and those of the gateways."""
+USED = 2 + SLOTS + 2 + MAX_SHARDS + 1
+"""Control's, node's, one for each slot of the launcher, the audit writer's, the broker's, those of the gateways, and the E2B wrapper's."""
 RANGES = (MAX_UID_BASE - DEFAULT_UID_BASE) // UID_RANGE
 TRIES = 20
 

@@ -1,0 +1,65 @@
+"""How E2B says that something went wrong: `{"code", "message"}`, and nothing but that, whatever the status.
+
+SDKs read this body before they look at the status: any other one is an exception of the wrong kind at the user's.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from hatchway.client import errors as ours
+
+RETRY_S = "1"
+_HEADERS = {"cache-control": "no-store"}
+
+
+class E2bError(Exception):
+    """An error as E2B shows it. `error_code` is its word for programs, where it has one; `retry` whether a client may repeat the request by itself."""
+
+    def __init__(self, status: int, message: str, *, error_code: str | None = None, retry: bool | None = None) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+        self.error_code = error_code
+        self.retry = retry
+
+
+def answer(error: E2bError, more: Mapping[str, str] | None = None) -> Response:
+    """The answer for an error."""
+    body: dict[str, Any] = {"code": error.status, "message": error.message}
+    if error.error_code is not None:
+        body["error_code"] = error.error_code
+    headers = {**_HEADERS, **(more or {})}
+    if error.retry is not None:
+        headers["should-retry"] = "true" if error.retry else "false"
+        if error.retry:
+            headers["retry-after"] = RETRY_S
+    return Response(msgspec.json.encode(body), error.status, headers, "application/json")
+
+
+def of_client(error: ours.HatchwayError) -> E2bError:
+    """What API v1 refused, or that it was not there, in E2B's words. Nothing that the client said of a failed request was done, or is kept by it."""
+    text = f"{error.cause} {error.remedy}".strip()
+    match error:
+        case ours.Unauthenticated():
+            return E2bError(401, f"{text} An API key of E2B's form is made with `hatchway keys create --e2b`.")
+        case ours.Gone():
+            return E2bError(404, text)
+        case ours.Unprocessable() | ours.TooLarge() | ours.UnsupportedMedia():
+            return E2bError(400, text)
+        case ours.Exhausted():
+            return E2bError(429, text, retry=True)
+        case ours.ConnectionFailed() | ours.Unavailable():
+            return E2bError(503, text, retry=True)
+        case ours.OperationFailed():
+            return E2bError(500, text, error_code=error.code, retry=False)
+        case ours.WaitTimeout():
+            return E2bError(504, text, retry=False)
+        case ours.HostExhausted():
+            return E2bError(503, text, retry=False)
+        case ours.BadAnswer():
+            return E2bError(502, text, retry=False)
+    status = error.status if 400 <= error.status < 600 else 500
+    return E2bError(status, text)

@@ -1,0 +1,68 @@
+"""The E2B role: one process that serves until it is told to end."""
+
+import asyncio
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+
+from hatchway.e2b import identity
+from hatchway.e2b.app import Wrapper, make_app
+from hatchway.e2b.config import E2bConfig
+from hatchway.e2b.reaching import Reaching
+from hatchway.wire.http_server import Server
+from hatchway.wire.metrics import turn
+
+__all__ = ["E2bConfig", "run", "serve"]
+
+MAX_FILES = 16_384
+"""Open descriptors: connections, where the system's hard limit gives so many."""
+
+
+def run(
+    config: E2bConfig,
+    *,
+    listener: socket.socket,
+    ready: Callable[[], None] | None = None,
+    alive: Callable[[], None] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> None:
+    """Serves on `listener`, with `tls`, until SIGTERM or SIGINT; `ready` is called once requests are taken, `alive` every second from then on.
+
+    Raises `OSError`, and `Forbidden("secret_too_short")`.
+    """
+    asyncio.run(serve(config, listener=listener, ready=ready, alive=alive, tls=tls))
+
+
+async def serve(
+    config: E2bConfig,
+    *,
+    listener: socket.socket,
+    ready: Callable[[], None] | None = None,
+    alive: Callable[[], None] | None = None,
+    ending: asyncio.Event | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> None:
+    """Like `run`, in a loop that is there; it ends by `ending` too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, MAX_FILES), hard))
+    ending = ending or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    secret = identity.load(config.folder) if config.secret is None else config.secret
+    wrapper = Wrapper(config=config, identity=identity.Identity(secret), reaching=Reaching(config.control))
+    server = Server(make_app(wrapper), ready=ready, tls=tls)
+    serving = loop.create_task(server.serve([listener]))
+    turning = loop.create_task(turn(alive))
+    waiting = loop.create_task(ending.wait())
+    try:
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        server.end()
+        await serving
+    finally:
+        waiting.cancel()
+        turning.cancel()
+        listener.close()
+        await wrapper.reaching.close()

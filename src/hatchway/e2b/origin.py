@@ -1,0 +1,60 @@
+"""What a request is for: the API, or a port of a sandbox. One origin serves both.
+
+A host name `PORT-ID.DOMAIN` says it; under any other host the headers `E2b-Sandbox-Id` and `E2b-Sandbox-Port` do; what has neither is for
+the API.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hatchway.e2b.errors import E2bError
+
+SANDBOX_ID = "e2b-sandbox-id"
+SANDBOX_PORT = "e2b-sandbox-port"
+ENVD_PORT = 49983
+"""Where an SDK believes that the agent of a sandbox listens: commands and files."""
+
+_LABEL = re.compile(r"([0-9]{1,5})-([a-z0-9]+)(?:-[a-z0-9]+)?\.")
+_ID = re.compile(r"[a-z0-9]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A port of a sandbox. `by_host`: the host name says it, not headers."""
+
+    sandbox_id: str
+    port: int
+    by_host: bool
+
+    @property
+    def envd(self) -> bool:
+        """Whether it is for commands and files."""
+        return self.port == ENVD_PORT
+
+
+def target(headers: Mapping[str, str]) -> Target | None:
+    """The sandbox that a request is for, None for the API; names of `headers` are in lower case. Raises `E2bError` 400."""
+    if match := _LABEL.match(headers.get("host", "").lower()):
+        return Target(match[2], _port(match[1]), by_host=True)
+    sandbox_id, port = headers.get(SANDBOX_ID), headers.get(SANDBOX_PORT)
+    if sandbox_id is None and port is None:
+        return None
+    if sandbox_id is None or port is None:
+        missing = "E2b-Sandbox-Id" if sandbox_id is None else "E2b-Sandbox-Port"
+        raise E2bError(400, f"missing header: {missing}")
+    return Target(plain_id(sandbox_id), _port(port), by_host=False)
+
+
+def plain_id(text: str) -> str:
+    """The id of a sandbox, as old SDKs send it too: `id-clientID`. Raises `E2bError` 400."""
+    sandbox_id = text.partition("-")[0].lower()
+    if not _ID.fullmatch(sandbox_id):
+        raise E2bError(400, "Invalid sandbox ID")
+    return sandbox_id
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
+        raise E2bError(400, "Invalid sandbox port")
+    return int(text)

@@ -1,0 +1,102 @@
+"""How the wrapper asks the control plane: with a caller's key, or on behalf of a sandbox. All over one socket, and one set of connections.
+
+The client's library is imported with the first request: a wrapper that nobody uses costs next to nothing.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from hatchway.wire.behalf import HEADER
+
+if TYPE_CHECKING:
+    from hatchway.client.aio import AsyncSandbox
+    from hatchway.client.atransport import AsyncDriver
+
+Reach: TypeAlias = "Callable[[str], Awaitable[AsyncSandbox]]"
+"""Gives the handle of a sandbox by its id, acting in its own right. Raises `hatchway.client.NotFound` for one that is none of the wrapper's,
+and `ConnectionFailed`."""
+
+URL = "http://control"
+"""Names the control plane to the HTTP library; it is reached over its socket."""
+TIMEOUT_S = 60.0
+MAX_HANDLES = 4096
+"""Sandboxes whose handles are kept, with their tokens of the data plane."""
+
+
+class Reaching:
+    """The way to the control plane of this machine."""
+
+    def __init__(self, control: Path) -> None:
+        """`control` is the socket `wire.behalf.SOCKET`."""
+        self._control = control
+        self._driver: AsyncDriver | None = None
+        self._handles: OrderedDict[str, AsyncSandbox] = OrderedDict()
+        self._asked: dict[str, asyncio.Task[AsyncSandbox]] = {}
+
+    def with_key(self, key: str | None) -> "AsyncDriver":
+        """Asks by the right of a key that a caller sent."""
+        from hatchway.client.config import Config
+
+        return self._shared().with_config(Config(URL, key, socket=str(self._control)))
+
+    def for_sandbox(self, sandbox_id: str) -> "AsyncDriver":
+        """Asks on behalf of a sandbox: what is its own, and nothing else."""
+        from hatchway.client.config import Config
+
+        return self._shared().with_config(Config(URL, None, socket=str(self._control), headers={HEADER: sandbox_id}))
+
+    async def reach(self, sandbox_id: str) -> "AsyncSandbox":
+        """The handle of a sandbox; `info` has its annotations, and is as old as the handle: `look` asks anew. See `Reach`."""
+        handle = self._handles.get(sandbox_id)
+        if handle is not None:
+            self._handles.move_to_end(sandbox_id)
+            return handle
+        return await self.look(sandbox_id)
+
+    async def look(self, sandbox_id: str) -> "AsyncSandbox":
+        """Like `reach`, with `info` as it is now. Who asks at the same time gets the same answer."""
+        asked = self._asked.get(sandbox_id)
+        if asked is None:
+            asked = asyncio.get_running_loop().create_task(self._ask(sandbox_id))
+            self._asked[sandbox_id] = asked
+            asked.add_done_callback(lambda _: self._asked.pop(sandbox_id, None))
+        return await asyncio.shield(asked)
+
+    def forget(self, sandbox_id: str) -> None:
+        """The sandbox is gone."""
+        self._handles.pop(sandbox_id, None)
+
+    async def _ask(self, sandbox_id: str) -> "AsyncSandbox":
+        from hatchway.client import NotFound, calls
+        from hatchway.client.aio import AsyncSandbox
+
+        driver = self.for_sandbox(sandbox_id)
+        try:
+            info = await driver.run(calls.get_sandbox(sandbox_id, annotations=True))
+        except NotFound:
+            self.forget(sandbox_id)
+            raise
+        handle = self._handles.get(sandbox_id)
+        if handle is None:
+            handle = self._handles[sandbox_id] = AsyncSandbox(driver, info)
+            while len(self._handles) > MAX_HANDLES:
+                self._handles.popitem(last=False)
+        handle.info = info
+        self._handles.move_to_end(sandbox_id)
+        return handle
+
+    def _shared(self) -> "AsyncDriver":
+        if self._driver is None:
+            from hatchway.client.atransport import AsyncDriver
+            from hatchway.client.config import Config
+
+            self._driver = AsyncDriver(Config(URL, None, socket=str(self._control)), TIMEOUT_S)
+        return self._driver
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        if self._driver is not None:
+            await self._driver.close()

@@ -1,0 +1,72 @@
+"""An HTTP server of ours: uvicorn with the bounds of `http_head`, awake once a second only, and without its own handling of signals."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from hatchway.wire.http_head import BoundedHead
+
+SHUTDOWN_WITHIN_S = 5
+BACKLOG = 1024
+KEEP_ALIVE_S = 75
+"""How long a connection on which nothing happens stays."""
+
+
+class Server(uvicorn.Server):
+    """Serves one application on sockets that are there."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        ready: Callable[[], None] | None = None,
+        tls: ssl.SSLContext | None = None,
+        protocol: type[BoundedHead] = BoundedHead,
+    ) -> None:
+        """`ready` is called once requests are taken."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=SHUTDOWN_WITHIN_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
+            )
+        )
+        self._ready = ready
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Takes no more requests, and ends when those in hand are answered."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """Waits for the end."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._ending.wait()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until `end` is called. The sockets stay open."""
+        await self._serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes requests from now on."""
+        await super().startup(sockets)
+        if self._ready is not None and self.started:
+            self._ready()
