@@ -28,44 +28,41 @@ class Rates:
 
     def connect(self, terms: Terms | None) -> str:
         """Counts a connection; returns why it may not be, or nothing. Each that may is ended by `disconnect`."""
-        use, rate = self._use(terms)
-        if rate.concurrent is not None and use.open >= rate.concurrent:
-            return f"the rule allows {rate.concurrent} connections at a time"
-        if rate.connections_per_min is not None and not use.connections.take(1, rate.connections_per_min):
-            return f"the rule allows {rate.connections_per_min} connections a minute"
-        use.open += 1
+        uses = [self._use(one) for one in _counting(terms)]
+        for use, rate in uses:
+            if rate.concurrent is not None and use.open >= rate.concurrent:
+                return f"the rule allows {rate.concurrent} connections at a time"
+        for use, rate in uses:
+            if rate.connections_per_min is not None and not use.connections.take(1, rate.connections_per_min):
+                return f"the rule allows {rate.connections_per_min} connections a minute"
+        for use, _ in uses:
+            use.open += 1
         return ""
 
     def disconnect(self, terms: Terms | None) -> None:
         """A connection that was let through is over."""
-        use, _ = self._use(terms)
-        use.open -= 1
+        for one in _counting(terms):
+            self._use(one)[0].open -= 1
 
     def request(self, terms: Terms | None) -> str:
         """Counts a request; returns why it may not be, or nothing."""
-        if terms is None or terms.rate.requests_per_min is None:
-            return ""
-        use, rate = self._use(terms)
-        limit = rate.requests_per_min
-        if limit is None or use.requests.take(1, limit):
-            return ""
-        return f"the rule allows {limit} requests a minute"
+        for one in _counting(terms):
+            limit = None if one is None else one.rate.requests_per_min
+            if limit is not None and not self._use(one)[0].requests.take(1, limit):
+                return f"the rule allows {limit} requests a minute"
+        return ""
 
     def send(self, terms: Terms | None, octets: int) -> str:
         """Counts octets to the outside; returns why they may not go, or nothing."""
-        if terms is None:
-            return ""
-        limit = terms.rate.bytes_out_per_hour
-        if terms.protocol is Protocol.WEBSOCKET and terms.websocket.bytes_out_per_hour is not None:
-            limit = min(
-                terms.websocket.bytes_out_per_hour, terms.websocket.bytes_out_per_hour if limit is None else limit
-            )
-        if limit is None:
-            return ""
-        use, _ = self._use(terms)
-        if use.bytes_out.take(octets, limit):
-            return ""
-        return f"the rule allows {limit} octets an hour"
+        for one in _counting(terms):
+            if one is None:
+                continue
+            limit, frames = one.rate.bytes_out_per_hour, one.websocket.bytes_out_per_hour
+            if one.protocol is Protocol.WEBSOCKET and frames is not None:
+                limit = frames if limit is None else min(frames, limit)
+            if limit is not None and not self._use(one)[0].bytes_out.take(octets, limit):
+                return f"the rule allows {limit} octets an hour"
+        return ""
 
     def _use(self, terms: Terms | None) -> tuple[_Use, Rate]:
         rule = None if terms is None else terms.rule
@@ -78,3 +75,8 @@ class Rates:
                 del self._uses[idle]
             use = self._uses[rule] = _Use(self._clock)
         return use, Rate() if terms is None else terms.rate
+
+
+def _counting(terms: Terms | None) -> tuple[Terms | None, ...]:
+    """Whose bounds count: the rule's own, and those of the ceilings' rules above it."""
+    return (terms,) if terms is None else (terms, *terms.under)

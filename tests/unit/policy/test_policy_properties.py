@@ -119,7 +119,7 @@ def naive(documents: list[TieredDocument], request: Request) -> str:
                 continue
             if rule.protocol is Protocol.TCP:
                 if document.ceiling:
-                    within.add(Action.ALLOW)
+                    within.add(rule.action)
             elif not rule.http.allow or any(entry_fits(entry, request, False) for entry in rule.http.allow):
                 within.add(rule.action)
         if document.ceiling:

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from hatchway.domain.policy.addresses import EVERYWHERE, Address, Network, parse_address, parse_network
+from hatchway.domain.policy.ceilings import Ceiling
 from hatchway.domain.policy.checks import hosts_of, protocol_of, tls_of
 from hatchway.domain.policy.forms import seconds_of
 from hatchway.domain.policy.names import HostPattern, NameRefused
+from hatchway.domain.policy.narrowing import common
 from hatchway.domain.policy.paths import PathRefused
 from hatchway.domain.policy.ports import ports_of
 from hatchway.domain.policy.problems import PolicyError, Problem
@@ -36,8 +38,8 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy is made of."""
 
     rules: tuple[CompiledRule, ...]
-    ceilings: tuple[tuple[str, tuple[CompiledRule, ...]], ...]
-    """The rules of each document that is a ceiling, but for those that deny, under `tier/name`."""
+    ceilings: tuple[Ceiling, ...]
+    """What the documents that are ceilings admit at most. What they deny is among the rules."""
     observe_until: float
     default_ask: bool
     credentials: dict[str, BoundCredential]
@@ -65,7 +67,7 @@ def assemble(documents: Sequence[TieredDocument]) -> Assembled:
     ordered = sorted(documents, key=lambda one: (TIERS.index(one.tier), one.name, one.version))
     credentials: dict[str, BoundCredential] = {}
     rules: list[CompiledRule] = []
-    ceilings: list[tuple[str, tuple[CompiledRule, ...]]] = []
+    ceilings: list[Ceiling] = []
     try:
         for one in ordered:
             named = _bind(one, credentials)
@@ -74,7 +76,7 @@ def assemble(documents: Sequence[TieredDocument]) -> Assembled:
             rules += denials if one.document.ceiling else made
             if one.document.ceiling:
                 ceilings.append(
-                    (f"{one.tier}/{one.name}", tuple(rule for rule in made if rule.action is not Action.DENY))
+                    Ceiling(one.tier, one.name, tuple(rule for rule in made if rule.action is not Action.DENY))
                 )
     except (NameRefused, PathRefused, ValueError) as error:
         raise PolicyError(
@@ -167,15 +169,8 @@ def _private(one: TieredDocument, documents: Sequence[TieredDocument]) -> tuple[
         smaller
         for project in named["project"]
         for platform in named["platform"]
-        for smaller in _common(project, platform)
+        for smaller in common(project, platform)
     )
-
-
-def _common(one: Network, other: Network) -> tuple[Network, ...]:
-    """The smaller of two networks, if it is in the larger."""
-    if one.version != other.version or not one.overlaps(other):
-        return ()
-    return (one if one.prefixlen >= other.prefixlen else other,)
 
 
 def _bind(one: TieredDocument, credentials: dict[str, BoundCredential]) -> dict[str, str]:

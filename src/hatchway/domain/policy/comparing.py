@@ -84,8 +84,11 @@ def _other_terms(old: Verdict, new: Verdict) -> tuple[str, ...]:
     names = [
         name
         for name in old.terms.__struct_fields__
-        if name not in ("rule", "credentials", "reason") and getattr(old.terms, name) != getattr(new.terms, name)
+        if name not in ("rule", "credentials", "reason", "under")
+        and getattr(old.terms, name) != getattr(new.terms, name)
     ]
+    if "rate" not in names and [one.rate for one in old.terms.under] != [one.rate for one in new.terms.under]:
+        names.append("rate")
     if old.credentials != new.credentials:
         names.append("credentials")
     if old.ask != new.ask:

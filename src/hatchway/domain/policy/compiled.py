@@ -12,9 +12,10 @@ import msgspec
 
 from hatchway.domain.policy.addresses import NEVER, Address, AddressKind, classify, parse_address, refusal
 from hatchway.domain.policy.assembly import Assembled, TieredDocument, assemble
+from hatchway.domain.policy.ceilings import OPACITY, asked_about
 from hatchway.domain.policy.checks import DNS_PORT, SPECIAL_PORTS
 from hatchway.domain.policy.matching import Matcher
-from hatchway.domain.policy.networks import as_names, within_ceilings
+from hatchway.domain.policy.networks import as_names
 from hatchway.domain.policy.paths import PathIndex, PathPattern
 from hatchway.domain.policy.rules import Asked, CompiledRule, Entry
 from hatchway.domain.policy.schema import Ask, ClientAuth
@@ -24,9 +25,6 @@ from hatchway.domain.policy.vocabulary import HTTP_FAMILY, Action, Protocol, Rul
 
 HTTP_PORTS = {443: TlsMode.INTERCEPT, 80: TlsMode.NONE}
 """How a connection is taken that passes without a rule (observed, asked by default)."""
-
-_OPAQUE = {TlsMode.INTERCEPT: 1, TlsMode.PASSTHROUGH: 2, TlsMode.NONE: 3}
-"""Of what is not HTTP: how little is seen of it."""
 
 
 def compile_policy(documents: Sequence[TieredDocument]) -> "Policy":
@@ -39,7 +37,7 @@ class Policy:
 
     def __init__(self, assembled: Assembled) -> None:
         self._main = Matcher(assembled.rules)
-        self._ceilings = tuple((name, Matcher(rules)) for name, rules in assembled.ceilings)
+        self._ceilings = assembled.ceilings
         self._observe_until = assembled.observe_until
         self._default_ask = assembled.default_ask
         self.credentials: dict[str, BoundCredential] = assembled.credentials
@@ -62,7 +60,7 @@ class Policy:
     @property
     def rules(self) -> tuple[CompiledRule, ...]:
         """All rules, in an order that does not depend on that of the documents."""
-        return self._main.rules + tuple(rule for _, matcher in self._ceilings for rule in matcher.rules)
+        return self._main.rules + tuple(rule for ceiling in self._ceilings for rule in ceiling.rules)
 
     def allowed_names(self, now: float) -> tuple[str, ...] | None:
         """The domains below which all names are that a rule lets pass: the permitted subtrees of a sandbox's authority.
@@ -126,7 +124,7 @@ class Policy:
         if bounds is not None:
             return bounds
         verdict = self._treated(active, f"{host}:{port}", (host, port), now, gates)
-        return within_ceilings(verdict, (matcher for _, matcher in self._ceilings), host, port, now)
+        return self._bounded_connection(verdict, host, port, now)
 
     def _connect_address(self, address: Address, port: int, now: float) -> Verdict:
         what = f"{address} port {port}"
@@ -146,10 +144,11 @@ class Policy:
                 "expired" if any(gate.action is not Action.DENY for gate in gates) else "dst_unbound",
                 f"No name was given the address {address}, and no rule names it. Connect by name, or add a rule with `cidrs` and `ports`.",
             )
-        for name, matcher in self._ceilings:
-            if not any(port in gate.ports and gate.active(now) for gate in matcher.at_address(address)):
-                return _deny("beyond_ceiling", f"{what} is beyond what {name} admits at most.")
-        return self._treated(active, what, (str(address), port), now, gates)
+        for ceiling in self._ceilings:
+            if not ceiling.admits(str(address), now, port):
+                return _deny("beyond_ceiling", f"{what} is beyond what {ceiling.name} admits at most.")
+        verdict = self._treated(active, what, (str(address), port), now, gates)
+        return self._bounded_connection(verdict, str(address), port, now)
 
     def _treated(
         self, active: list[CompiledRule], what: str, key: tuple[str, int], now: float, gates: list[CompiledRule]
@@ -162,13 +161,13 @@ class Policy:
             passing = [as_names(unnamed)]
         if not passing:
             protocol, tls = _guess(key[1])
-            if lifted and not (protocol is Protocol.TCP and self._opaque_beyond(key, _OPAQUE[tls], now)):
+            if lifted and not (protocol is Protocol.TCP and self._opaque_beyond(key, OPACITY[tls], now)):
                 return _observed(protocol, tls, f"{what} would be denied by a rule of a document that only observes.")
             reason = "expired" if any(gate.action is not Action.DENY for gate in gates) else None
             if reason is None and any(gate.action is not Action.DENY for gate in self._main.gates(key[0])):
                 reason = "port_not_allowed"
             later = protocol is Protocol.HTTP
-            if not later and self._opaque_beyond(key, _OPAQUE[tls], now):
+            if not later and self._opaque_beyond(key, OPACITY[tls], now):
                 return _deny(
                     "inspection_required", f"{what} would be seen less of than the ceiling admits. Allow it as `http`."
                 )
@@ -192,7 +191,7 @@ class Policy:
                 terms=chosen.terms,
             )
             asking = _first(gate for gate in passing if gate.action is Action.ASK and gate.protocol not in HTTP_FAMILY)
-            return seen if asking is None else _asked(seen, asking, {"host": key[0], "port": str(key[1])})
+            return seen if asking is None else asked_about(seen, asking, {"host": key[0], "port": str(key[1])})
         least = min(_opacity(gate) for gate in passing)
         alike = [gate for gate in passing if _opacity(gate) == least]
         hidden = _first(gate for gate in active if gate.conditional and not now < gate.observe_until)
@@ -220,7 +219,7 @@ class Policy:
             tls=terms.tls,
             terms=terms,
         )
-        return verdict if asking is None else _asked(verdict, asking, {"host": key[0], "port": str(key[1])})
+        return verdict if asking is None else asked_about(verdict, asking, {"host": key[0], "port": str(key[1])})
 
     def request(self, request: Request, now: float) -> Verdict:
         """Stage 3: one request in canonical form."""
@@ -252,11 +251,7 @@ class Policy:
             return floor
         lifted = lifted or any(_lifted(gate, now) for gate in gates)
         verdict = self._granted(best, asked, what, lifted, now)
-        if verdict.action is Action.DENY:
-            return verdict
-        bounded = self._bounded(verdict, asked, what, now)
-        ceilings = (matcher for _, matcher in self._ceilings)
-        return within_ceilings(bounded, ceilings, request.host, request.port, now)
+        return verdict if verdict.action is Action.DENY else self._bounded(verdict, asked, what, now)
 
     def _granted(
         self, best: dict[Action, tuple[Any, Entry]], asked: Asked, what: str, lifted: bool, now: float
@@ -286,14 +281,7 @@ class Policy:
         )
         if Action.ASK not in best:
             return verdict
-        values = {
-            "host": request.host,
-            "port": str(request.port),
-            "method": request.method,
-            "path": request.path,
-            "query": request.query,
-        }
-        return _asked(verdict, best[Action.ASK][1].rule, values)
+        return asked_about(verdict, best[Action.ASK][1].rule, _values(request))
 
     def _applies(self, credential_id: str, asked: Asked) -> bool:
         bound = self.credentials[credential_id]
@@ -304,36 +292,20 @@ class Policy:
 
     def _bounded(self, verdict: Verdict, asked: Asked, what: str, now: float) -> Verdict:
         """The verdict within the ceilings: what one of them does not admit is denied, what one asks about is asked."""
-        for name, matcher in self._ceilings:
-            found = [entry for _, entry in matcher.entries(asked) if entry.objection(asked, now) is None]
-            opaque = [
-                gate
-                for gate in matcher.gates(asked.request.host)
-                if asked.request.port in gate.ports and gate.active(now) and gate.protocol not in HTTP_FAMILY
-            ]
-            opaque = opaque or matcher.by_name(asked.request.port, now)
-            if not found and not opaque:
-                return _deny("beyond_ceiling", f"{what} is beyond what {name} admits at most.", verdict.rule)
-            if found and all(entry.rule.action is Action.ASK for entry in found) and verdict.action is Action.ALLOW:
-                request = asked.request
-                values = {
-                    "host": request.host,
-                    "port": str(request.port),
-                    "method": request.method,
-                    "path": request.path,
-                }
-                verdict = _asked(verdict, found[0].rule, values | {"query": request.query})
-            terms = verdict.terms
-            strict = [entry.rule.terms.client_auth for entry in found]
-            if (
-                terms is not None
-                and strict
-                and ClientAuth.ALLOW not in strict
-                and terms.client_auth is ClientAuth.ALLOW
-            ):
-                verdict = msgspec.structs.replace(
-                    verdict, terms=msgspec.structs.replace(terms, client_auth=max(strict, key=_LENIENCE.index))
-                )
+        values, own = _values(asked.request), verdict.terms
+        for ceiling in self._ceilings:
+            verdict = ceiling.bound_request(verdict, own, asked, what, now, values)
+            if verdict.action is Action.DENY:
+                break
+        return verdict
+
+    def _bounded_connection(self, verdict: Verdict, host: str, port: int, now: float) -> Verdict:
+        """The same for a connection that each of them admits."""
+        own = verdict.terms
+        for ceiling in self._ceilings:
+            if verdict.action is Action.DENY:
+                break
+            verdict = ceiling.bound_connection(verdict, own, host, port, now, {"host": host, "port": str(port)})
         return verdict
 
     def address(
@@ -409,32 +381,17 @@ class Policy:
         return _CLOSENESS[closest[0]], closest[2]
 
     def _beyond_ceiling(self, host: str, now: float, port: int | None = None) -> Verdict | None:
-        for name, matcher in self._ceilings:
-            named = any(gate.active(now) and (port is None or port in gate.ports) for gate in matcher.gates(host))
-            if not named and not matcher.by_name(port, now):
+        for ceiling in self._ceilings:
+            if not ceiling.admits(host, now, port):
                 where = host if port is None else f"{host}:{port}"
-                return _deny("beyond_ceiling", f"{where} is beyond what {name} admits at most.")
+                return _deny("beyond_ceiling", f"{where} is beyond what {ceiling.name} admits at most.")
         return None
 
     def _opaque_beyond(self, key: tuple[str, int], opacity: int, now: float) -> bool:
         """Whether a ceiling wants to see more of a connection than its treatment shows."""
-        for _, matcher in self._ceilings:
-            try:
-                gates = list(matcher.at_address(parse_address(key[0])))
-            except ValueError:
-                gates = [*matcher.gates(key[0]), *matcher.by_name(key[1], now)]
-            if not any(
-                gate.active(now)
-                and key[1] in gate.ports
-                and gate.protocol not in HTTP_FAMILY
-                and _opacity(gate) >= opacity
-                for gate in gates
-            ):
-                return True
-        return False
+        return not all(ceiling.admits_opaque(*key, opacity, now) for ceiling in self._ceilings)
 
 
-_LENIENCE = (ClientAuth.FORBID, ClientAuth.PLACEHOLDER_ONLY, ClientAuth.ALLOW)
 _CLOSENESS = (
     "expired",
     "header_not_allowed",
@@ -511,7 +468,7 @@ def _guess(port: int) -> tuple[Protocol, TlsMode]:
 
 
 def _opacity(rule: CompiledRule) -> int:
-    return _OPAQUE[rule.tls or TlsMode.NONE]
+    return OPACITY[rule.tls or TlsMode.NONE]
 
 
 def _deny(reason: str, explanation: str, rule: RuleRef | None = None) -> Verdict:
@@ -536,9 +493,12 @@ def _observed(protocol: Protocol, tls: TlsMode, explanation: str) -> Verdict:
     )
 
 
-def _asked(verdict: Verdict, rule: CompiledRule, values: dict[str, str]) -> Verdict:
-    values = {**values, "rule": str(rule.ref)}
-    key = " ".join(f"{name}={values.get(name, '')}" for name in sorted(rule.ask.key))
-    return msgspec.structs.replace(
-        verdict, action=Action.ASK, reason="ask", explanation=rule.reason, rule=rule.ref, ask=rule.ask, ask_key=key
-    )
+def _values(request: Request) -> dict[str, str]:
+    """What an approval of a request may hold for."""
+    return {
+        "host": request.host,
+        "port": str(request.port),
+        "method": request.method,
+        "path": request.path,
+        "query": request.query,
+    }

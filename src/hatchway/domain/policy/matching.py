@@ -48,6 +48,8 @@ def _as_gate(rule: CompiledRule) -> object:
         rule.rehome,
         rule.versions,
         rule.special_ports,
+        rule.terms.rate.connections_per_min,
+        rule.terms.rate.concurrent,
     )
 
 

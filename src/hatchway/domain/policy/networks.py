@@ -9,28 +9,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from hatchway.domain.policy.addresses import Network
-from hatchway.domain.policy.matching import Matcher
 from hatchway.domain.policy.rules import CompiledRule
-from hatchway.domain.policy.verdicts import Verdict
 
 
 def as_names(rules: Sequence[CompiledRule]) -> CompiledRule:
     """The first of these rules, as it is for a connection to a name: any network of any of them will do."""
     first = min(rules, key=lambda rule: rule.order)
     return first.on(msgspec.structs.replace(first.terms, within=(_networks(rules),)))
-
-
-def within_ceilings(verdict: Verdict, ceilings: Iterable[Matcher], host: str, port: int, now: float) -> Verdict:
-    """A verdict about a name, held to the networks of each ceiling that admits the name by its networks alone."""
-    if verdict.terms is None:
-        return verdict
-    within = list(verdict.terms.within)
-    for matcher in ceilings:
-        if not any(gate.active(now) and port in gate.ports for gate in matcher.gates(host)):
-            within.append(_networks(matcher.by_name(port, now)))
-    if len(within) == len(verdict.terms.within):
-        return verdict
-    return msgspec.structs.replace(verdict, terms=msgspec.structs.replace(verdict.terms, within=tuple(within)))
 
 
 def _networks(rules: Iterable[CompiledRule]) -> tuple[Network, ...]:

@@ -49,6 +49,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     expires: float | None = None
     """Unix seconds at which the rule ends."""
+    under: tuple["Terms", ...] = ()
+    """Those of the ceilings' rules beneath which it passes, as these say them: what is counted is counted for each."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
