@@ -357,7 +357,7 @@ class Gateway:
         terms = target.terms
         proxy = self.dialler.proxy(terms)
         addresses: tuple[str, ...] = ()
-        if proxy is None or proxy.by_address:
+        if proxy is None or not self.dialler.resolves(proxy, target):
             addresses = tuple(map(str, (await self.dialler.vetted(target, self.resolver)).addresses))
         return Leg(
             sandbox_id=self.sandbox_id,

@@ -126,7 +126,7 @@ class Dialler:
         Raises `FlowError`: `resolve_failed address_denied connect_failed proxy_failed tls_failed`.
         """
         proxy = self.proxy(target.terms)
-        if proxy is not None and not proxy.by_address:
+        if proxy is not None and self.resolves(proxy, target):
             stream = await self._through(proxy, target.host, target.port, counted)
             dialled = Dialled(stream)
         else:
@@ -188,6 +188,11 @@ class Dialler:
             known = own_addresses()
             self._own = (self._clock(), known)
         return known
+
+    def resolves(self, proxy: UpstreamProxy, target: Target) -> bool:
+        """Whether a proxy is asked for the name itself. Where the policy says the address, that one is judged here and asked for."""
+        said = target.terms.pin or target.records or _literal(target.host) is not None
+        return not (proxy.by_address or said)
 
     # -- TCP
 
