@@ -191,7 +191,7 @@ class Dialler:
 
     def resolves(self, proxy: UpstreamProxy, target: Target) -> bool:
         """Whether a proxy is asked for the name itself. Where the policy says the address, that one is judged here and asked for."""
-        said = target.terms.pin or target.records or _literal(target.host) is not None
+        said = target.terms.pin or target.terms.within or target.records or _literal(target.host) is not None
         return not (proxy.by_address or said)
 
     # -- TCP
