@@ -167,6 +167,12 @@ class Link:
         self.setups.append(what)
         await self._launcher._hook("setup")
 
+    async def spawn(self, spawn: Any, sink: Any) -> None:
+        sink.gone("nothing runs here")
+
+    async def close_process(self, number: int) -> None:
+        """Nothing to do."""
+
     async def freeze(self, within_ms: int) -> None:
         await self._launcher._hook("freeze")
 

@@ -17,7 +17,7 @@ from hatchway.domain.errors import Conflict, HatchwayError, Internal, Unavailabl
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import Cause, State
 from hatchway.domain.shapes import Shape
-from hatchway.node import adoption, branching, creation, pausing
+from hatchway.node import adoption, branching, creation, pausing, pooling
 from hatchway.node import record as records
 from hatchway.node import sandbox as sandbox_module
 from hatchway.node import sandboxes as sandboxes_module
@@ -25,6 +25,7 @@ from hatchway.node.endings import ended_by
 from hatchway.node.guest.seam import LinkLost
 from hatchway.node.starts import AT_ONCE
 from hatchway.node.vmm.seam import ExitStatus, LauncherUnavailable, VmmTimeout
+from hatchway.wire.egress import EgressSpec, PolicyDocument
 from hatchway.wire.node import Branch, SandboxSpec
 
 WITHIN = 10.0
@@ -703,3 +704,78 @@ async def test_any_history_ends_in_the_truth(node: Node, monkeypatch: pytest.Mon
         assert (await node.sandboxes.get(spec.sandbox_id).delete()).state == "deleted"
     assert node.launcher.machines == {}
     assert list(node.root.iterdir()) == []
+
+
+# -- what they may use
+
+
+def with_secret(spec: SandboxSpec) -> SandboxSpec:
+    """Of a project whose policy lets a sandbox use a secret."""
+    text = (
+        '{"version": 1, "rules": [{"id": "one", "to": {"hosts": ["a.example"]}, "credentials": ["bot"]}],'
+        ' "credentials": [{"id": "bot", "source": "store:bot", "inject": [{"where": "header"}]}]}'
+    )
+    egress = EgressSpec(revision=1, documents=(PolicyDocument(tier="project", name="web", version=1, text=text),))
+    return msgspec.structs.replace(spec, egress=egress)
+
+
+async def test_c11_a_claim_that_is_tried_again_may_use_what_its_policy_says(node: Node) -> None:
+    spec = node.spec()
+    await pooling.prepare(node.sandboxes, spec)
+    gateway = node.sandboxes.get(spec.sandbox_id).gateway
+
+    async def fail() -> None:
+        raise LinkLost("silent")
+
+    node.launcher.hooks["setup"] = fail
+    with pytest.raises(HatchwayError):
+        await pooling.claim(node.sandboxes.get(spec.sandbox_id), with_secret(spec))
+    assert not gateway.leases, "its machine stands still"
+    del node.launcher.hooks["setup"]
+    claimed = await pooling.claim(node.sandboxes.get(spec.sandbox_id), with_secret(spec))
+    assert claimed.state == "running"
+    assert gateway.leases
+
+
+async def test_c11_what_a_sandbox_may_use_follows_its_machine(node: Node) -> None:
+    """Through a pause that fails behind the machine, a resume that fails before it, and a node that ends in between."""
+    spec = with_secret(node.spec())
+    await node.sandboxes.create(spec)
+    name = spec.sandbox_id
+
+    def leases() -> bool:
+        return node.sandboxes.get(name).gateway.leases
+
+    machine = node.launcher.machines[name]
+
+    async def late() -> None:
+        machine.status = "paused"
+        raise VmmTimeout("It did not say so.")
+
+    node.launcher.hooks["pause"] = late
+    assert leases()
+    with pytest.raises(HatchwayError):
+        await pausing.pause(node.sandboxes.get(name))
+    assert (node.sandboxes.get(name).record.state, leases()) == ("paused", False)
+    del node.launcher.hooks["pause"]
+
+    await node.restart()
+    assert (node.sandboxes.get(name).record.state, leases()) == ("paused", False)
+
+    async def stays() -> None:
+        raise VmmTimeout("It did not say so.")
+
+    async def fail() -> None:
+        raise LinkLost("silent")
+
+    node.launcher.hooks |= {"pause": stays, "setup": fail}
+    with pytest.raises(HatchwayError):
+        await pausing.resume(node.sandboxes.get(name))
+    assert (machine.status, node.sandboxes.get(name).record.state, leases()) == ("running", "running", True)
+    node.launcher.hooks.clear()
+
+    # A node that died behind the machine's resume, and before the record of it.
+    await pausing.pause(node.sandboxes.get(name))
+    machine.status = "running"
+    await node.restart()
+    assert (node.sandboxes.get(name).record.state, leases()) == ("running", True)

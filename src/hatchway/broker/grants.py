@@ -117,6 +117,10 @@ class Grants:
         self.tidy()
         return None if held is None else held.grant
 
+    def all(self) -> list[Grant]:
+        """Every grant that somebody may use now, or could until it is looked at the next time."""
+        return [held.grant for held in self._held.values()]
+
     def find(self, leg: Leg) -> Bound | None:
         """The binding that a leg rests on now; None when there is no grant, or its time is over. Raises `checking.NotBound`."""
         held = self._held.get(leg.sandbox_id)

@@ -44,6 +44,7 @@ class BrokerService:
         self._of_node: dict[str, Handler] = {
             "grant.put": _typed(wire.Grant, self._grant),
             "grant.revoke": _typed(wire.GrantRef, self._revoke),
+            "grant.list": _typed(Empty, self._list),
         }
 
     async def serve_unix(self, sock: socket.socket) -> asyncio.Server:
@@ -119,6 +120,10 @@ class BrokerService:
         if (grant := await self._grants.revoke(ref.sandbox_id, ref.generation)) is not None:
             self._note(grant.project, grant.sandbox_id, grant.generation, "credential.revoked", "revoked")
         return Empty()
+
+    async def _list(self, _: Empty) -> wire.GrantList:
+        refs = (wire.GrantRef(sandbox_id=one.sandbox_id, generation=one.generation) for one in self._grants.all())
+        return wire.GrantList(grants=tuple(refs))
 
     def _note(self, project: str, sandbox_id: str, generation: int, kind: str, reason: str, **data: object) -> None:
         """Records what is no use of a secret: it happens also when that is not possible now."""

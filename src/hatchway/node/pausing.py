@@ -102,5 +102,6 @@ async def settle(sandbox: Sandbox, vm: Vm) -> None:
     if sandbox.link is not None:
         sandbox.link.paused(info.status == "paused")
     state = State.PAUSED if info.status == "paused" else State.RUNNING
+    await (sandbox.gateway.pause() if state == State.PAUSED else sandbox.gateway.resume())
     if sandbox.record.state != state:
         sandbox.save(state)

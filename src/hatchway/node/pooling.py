@@ -67,6 +67,7 @@ async def _claim(sandbox: Sandbox, spec: SandboxSpec) -> None:
     # It is made durable while the machine is brought to go on: the disk takes longer.
     saving = asyncio.ensure_future(asyncio.to_thread(records.flush, sandbox.folder))
     try:
+        await sandbox.gateway.resume()  # an attempt that failed before paused it
         await vm.resume()
         phases.done("resume")
         link = await pausing.reach_agent(sandbox, vm)

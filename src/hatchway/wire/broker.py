@@ -173,6 +173,12 @@ class GrantRef(Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
+class GrantList(Struct, frozen=True, kw_only=True):
+    """Answer to `grant.list`: every grant that is in force, for a node that does not know what was granted before it began."""
+
+    grants: tuple[GrantRef, ...] = ()
+
+
 class Leg(Struct, frozen=True, kw_only=True):
     """The head of a leg: one upstream connection for requests of one rule and credential."""
 
@@ -207,5 +213,6 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "store.rotate": (Empty, Rotated),
     "grant.put": (Grant, Granted),
     "grant.revoke": (GrantRef, Empty),
+    "grant.list": (Empty, GrantList),
 }
 """Method name → (request, answer)."""

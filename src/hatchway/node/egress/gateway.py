@@ -5,7 +5,6 @@ runs without one and says so (`EgressState.conditions`); one that was given a po
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -72,6 +71,10 @@ class Gateway:
         self._conditions: dict[str, str] = {}
         self._certificate = ""
         self._paused = False
+        self._closed = True
+        """Nothing of it is left with shard and broker, or they find that out by themselves."""
+        self._counted = False
+        """What its slot dropped is recorded to the end."""
         self.delivered = Trust()
         """What the guest has."""
         self.wanted = False
@@ -84,6 +87,11 @@ class Gateway:
     def served(self) -> bool:
         """Whether a shard serves it now."""
         return self._opened is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being done with it."""
+        return self._lock.locked()
 
     @property
     def trust(self) -> Trust:
@@ -115,6 +123,7 @@ class Gateway:
             log.error("%s: %s; nothing leaves it until its policy is set anew", self.sandbox_id, error)
         self._kept = self._identity
         self.wanted, self._paused = running, running and paused
+        self._closed = not running
         self._in_force = self._identity.egress.revision
 
     def say(self, egress: EgressSpec | None) -> None:
@@ -151,6 +160,7 @@ class Gateway:
         """
         async with self._lock:
             self.wanted, self._paused, self._opened = True, False, None
+            self._closed = self._counted = False
             self._conditions.clear()
             self._bound = await asyncio.to_thread(bindings.of, self._identity.egress)
             fresh = identity.fresh(bindings.wanted(self._bound))
@@ -200,6 +210,8 @@ class Gateway:
                 self._in_force = egress.revision
                 return
             if not self.served:
+                await self._lease()  # what the broker may do for it does not wait for its shard
+                self._all.retry_soon(self)
                 raise _away(self._conditions.get("gateway_unavailable") or "it is not served now")
             try:
                 await self._lease()
@@ -232,33 +244,47 @@ class Gateway:
             await self._lease()
 
     async def close(self) -> None:
-        """The machine is gone, or about to be: flows are cut and credentials revoked on return. May be repeated."""
-        if not self.wanted:
+        """The machine is gone, or about to be: flows are cut and credentials revoked on return. May be repeated; what was given up is done again."""
+        if self._closed:
             return
         async with self._lock:
             self.wanted = False
-            await self._all.last_of(self)
+            if not self._counted:
+                await self._all.last_of(self)
+                self._counted = True
             await self._revoke()
             await self._quietly("gateway.close")
+            self._closed = True
             self._opened, self._certificate, self.delivered = None, "", Trust()
             self._conditions.clear()
             self._in_force = self._identity.egress.revision
-            with contextlib.suppress(OSError):  # they are good nowhere any more; a full disk keeps them in vain
-                self._keep(msgspec.structs.replace(self._identity, placeholders={}))
+            closed = msgspec.structs.replace(self._identity, placeholders={})
+            try:
+                self._keep(closed)
+            except OSError:  # they are good nowhere any more; a full disk keeps them in vain
+                self._identity = closed
 
     # -- what shards and broker do
 
-    async def serve_again(self, *, there: bool) -> None:
-        """Its shard is connected anew; `there`: it has it still. What fails is tried again when it is connected the next time."""
+    async def serve_again(self, *, there: bool) -> bool:
+        """Its shard is connected anew, or it could not be served there before; `there`: it has it still. Returns whether it is served now, or need not be."""
         async with self._lock:
             if not self.wanted or self.served:
-                return
+                return True
+            before = dict(self._conditions)
             try:
                 await self._serve(there=there)
             except (HatchwayError, VmmError, OSError) as error:
                 self._note_unserved(error)
-                log.warning("%s: it is not served: %s", self.sandbox_id, error)
-        self.on_changed()
+                if self._conditions != before:
+                    log.warning("%s: it is not served: %s", self.sandbox_id, error)
+            else:
+                if self._paused:  # what it was told of a pause may have got lost
+                    await self._quietly("gateway.cut")
+                self._all.leases.again(self)
+        if self.served or self._conditions != before:
+            self.on_changed()
+        return self.served
 
     def lost(self) -> None:
         """Its shard is not connected any more."""
@@ -279,6 +305,8 @@ class Gateway:
     async def lease_again(self) -> None:
         """The broker has forgotten it, or its leases are about to end."""
         async with self._lock:
+            if not self.leases:
+                return
             before = self._conditions.get("credentials_unavailable")
             await self._lease()
         if self._conditions.get("credentials_unavailable") != before:

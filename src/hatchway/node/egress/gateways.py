@@ -1,13 +1,14 @@
 """The gateways of all sandboxes of a node, and the shards that serve them.
 
 A shard keeps nothing: when it is connected anew, each of its sandboxes is handed to it again, with listeners from the launcher, and what it
-serves of nobody's is closed.
+serves of nobody's is closed. One that cannot be served, although its shard is there, is tried again and again.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,10 @@ AWAY_AFTER_S = 2.0
 AT_ONCE = 8
 """So many sandboxes are handed to a shard at once."""
 HAND_OVER_WITHIN_S = 5.0
+RETRY_EVERY_S = 0.5
+"""How often it is looked who is not served, although its shard is there."""
+RETRY_S, RETRY_AT_MOST_S = 1.0, 60.0
+"""After this it is tried again to serve a sandbox; doubled each time that it fails."""
 MAX_ASKS = 4_096
 MAX_DATAGRAM = 4_096
 
@@ -63,6 +68,11 @@ class Gateways:
         self._gateways: dict[str, Gateway] = {}
         self._asks: dict[str, tuple[Asked, int]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._settled: set[int] = set()
+        """Shards that were told everything since they were connected."""
+        self._failed: dict[str, tuple[int, float]] = {}
+        """Sandboxes that could not be served: how often in a row, and when it is tried again (monotonic)."""
+        self._retrying: asyncio.Task[None] | None = None
         self._drops: Drops | None = None
         self._watching: asyncio.Task[None] | None = None
         self.on_asked: Callable[[Asked], None] = lambda asked: None
@@ -80,6 +90,8 @@ class Gateways:
         for link in self._shards:
             link.start()
         self.leases.start()
+        if self._retrying is None and self.network:
+            self._retrying = asyncio.get_running_loop().create_task(self._retry_forever(), name="unserved gateways")
 
     def record_drops(self, record: Callable[[Entry], None]) -> None:
         """From now on what the slots drop is recorded."""
@@ -96,8 +108,10 @@ class Gateways:
         """Lets go of everything; gateways and their flows go on without us."""
         for timer in self._timers.values():
             timer.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in (self._watching, self._retrying):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await asyncio.gather(*(link.close() for link in self._shards), self.leases.close())
 
     def of(self, sandbox_id: str, project: str, generation: int, folder: Path) -> Gateway:
@@ -108,6 +122,7 @@ class Gateways:
     def forget(self, sandbox_id: str) -> None:
         """The sandbox was deleted."""
         self._gateways.pop(sandbox_id, None)
+        self._failed.pop(sandbox_id, None)
 
     def shard_of(self, project: str) -> Link:
         """Whoever serves the sandboxes of a project."""
@@ -197,12 +212,14 @@ class Gateways:
 
     async def _up(self, number: int) -> None:
         link = self._shards[number]
-        try:
-            there = {(one.sandbox_id, one.generation) for one in (await self._list(link))}
-            held = (await link.call("gateway.asks", Empty(), AskList)).asks
-        except HatchwayError as error:
-            log.warning("%s: %s", link.name, error)
-            return
+        while True:  # the end of the connection ends it
+            try:
+                there = {(one.sandbox_id, one.generation) for one in (await self._list(link))}
+                held = (await link.call("gateway.asks", Empty(), AskList)).asks
+                break
+            except HatchwayError as error:
+                log.warning("%s: %s", link.name, error)
+            await asyncio.sleep(RETRY_S)
         self._end_asks(number, frozenset(asked.ask_id for asked in held))
         for asked in held:
             self._asked(number, asked)
@@ -212,13 +229,44 @@ class Gateways:
                 log.warning("%s serves %s, which is nobody's; closing it", link.name, sandbox_id)
                 ref = GatewayRef(sandbox_id=sandbox_id, generation=generation)
                 await self._close_stray(link, ref)
+        unserved = [one for one in self._served_by(number) if not one.served]
+        for gateway in unserved:
+            self._failed.pop(gateway.sandbox_id, None)
+        await self._serve(unserved, there)
+        self._settled.add(number)
+
+    async def _serve(self, unserved: Sequence[Gateway], there: Set[tuple[str, int]]) -> None:
         turns = asyncio.Semaphore(AT_ONCE)
 
         async def again(gateway: Gateway) -> None:
             async with turns:
-                await gateway.serve_again(there=(gateway.sandbox_id, gateway.generation) in there)
+                served = await gateway.serve_again(there=(gateway.sandbox_id, gateway.generation) in there)
+            if served:
+                self._failed.pop(gateway.sandbox_id, None)
+            else:
+                times, _ = self._failed.get(gateway.sandbox_id, (0, 0.0))
+                pause = min(RETRY_S * 2.0 ** min(times, 16), RETRY_AT_MOST_S)
+                self._failed[gateway.sandbox_id] = times + 1, time.monotonic() + pause
 
-        await asyncio.gather(*(again(one) for one in self._served_by(number) if not one.served))
+        await asyncio.gather(*(again(one) for one in unserved))
+
+    def retry_soon(self, gateway: Gateway) -> None:
+        """Something changed of a sandbox that is not served: it may be now."""
+        self._failed.pop(gateway.sandbox_id, None)
+
+    async def _retry_forever(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY_EVERY_S)
+            due = [self._serve(self._due(number), frozenset()) for number in sorted(self._settled)]
+            for result in await asyncio.gather(*due, return_exceptions=True):
+                if isinstance(result, Exception):
+                    log.error("sandboxes are not served", exc_info=result)
+
+    def _due(self, number: int) -> list[Gateway]:
+        """Those of a shard that are not served, and are to be tried now; what a verb has in hand is the verb's."""
+        now = time.monotonic()
+        unserved = [one for one in self._served_by(number) if not one.served and not one.busy]
+        return [one for one in unserved if self._failed.get(one.sandbox_id, (0, 0.0))[1] <= now]
 
     async def _list(self, link: Link) -> tuple[GatewayRef, ...]:
         return (await link.call("gateway.list", Empty(), GatewayList)).gateways
@@ -230,6 +278,7 @@ class Gateways:
             log.warning("%s: %s was not closed: %s", link.name, ref.sandbox_id, error)
 
     def _down(self, number: int) -> None:
+        self._settled.discard(number)
         for gateway in self._served_by(number):
             gateway.lost()
         if (timer := self._timers.pop(number, None)) is not None:
