@@ -185,8 +185,7 @@ def folder() -> Iterator[Path]:
 async def world(folder: Path) -> AsyncIterator[World]:
     made = World(folder)
     try:
-        await made.writer.start()
-        await made.shard.start()
+        await asyncio.gather(made.writer.start(), made.shard.start())
         yield made
     finally:
         await made.close()
