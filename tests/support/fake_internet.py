@@ -26,6 +26,9 @@ class Names(asyncio.DatagramProtocol):
         self.aliases: dict[str, str] = {}
         self.asked: list[str] = []
         self.silent = False
+        self.holding = False
+        """Answers are kept until `release`."""
+        self._held: list[tuple[bytes, object]] = []
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -48,8 +51,19 @@ class Names(asyncio.DatagramProtocol):
             answer.set_rcode(dns.rcode.NXDOMAIN)
         elif kind == 1:
             answer.answer.append(dns.rrset.from_text(owner + ".", 30, "IN", "A", *self.zone[owner]))
+        if self.holding:
+            self._held.append((answer.to_wire(), addr))
+            return
         assert self._transport is not None
         self._transport.sendto(answer.to_wire(), addr)  # type: ignore[arg-type]
+
+    def release(self) -> None:
+        """Sends what was held, and holds no more."""
+        self.holding = False
+        held, self._held = self._held, []
+        assert self._transport is not None
+        for octets, addr in held:
+            self._transport.sendto(octets, addr)  # type: ignore[arg-type]  # as above
 
 
 class Site:

@@ -9,7 +9,7 @@ from hatchway.domain.policy.assembly import TieredDocument
 from hatchway.domain.policy.compiled import Policy, compile_policy
 from hatchway.domain.policy.reading import load
 from hatchway.domain.policy.verdicts import Action, Request, Verdict
-from hatchway.egress.http.seam import FlowError, StreamLost
+from hatchway.egress.http.seam import FlowError, Stream, StreamLost
 from hatchway.egress.http.session import HttpSession
 
 NOW = 1_000_000.0
@@ -165,6 +165,7 @@ class PlayedFlow:
         """Set: an ask waits for it."""
         self.dial_error: FlowError | None = None
         self.record_error: FlowError | None = None
+        self.begin_error: FlowError | None = None
         self.budget: int | None = None
         self.out = self.into = 0
         self._server = server
@@ -190,17 +191,21 @@ class PlayedFlow:
             await self.held.wait()
         return self.answers.pop(0)
 
-    def begin(self, request: Request, verdict: Verdict, cut: Callable[[str], None]) -> PlayedExchange:
+    def begin(self, request: Request, verdict: Verdict, cut: Callable[[str], None], stream: Stream) -> PlayedExchange:
+        if self.begin_error is not None:
+            raise self.begin_error
         exchange = PlayedExchange(self, cut)
         self.exchanges.add(exchange)
         return exchange
 
-    async def dial(self, verdict: Verdict, alpn: tuple[str, ...] = ("http/1.1",)) -> tuple[PlayedStream, str]:
+    async def dial(
+        self, request: Request, verdict: Verdict, alpn: tuple[str, ...] = ("http/1.1",)
+    ) -> tuple[PlayedStream, str]:
         if self.dial_error is not None:
             raise self.dial_error
         return self._line(), "http/1.1"
 
-    async def leg(self, verdict: Verdict, credential: str) -> PlayedStream:
+    async def leg(self, request: Request, verdict: Verdict, credential: str) -> PlayedStream:
         if self.dial_error is not None:
             raise self.dial_error
         line = self._line()

@@ -7,7 +7,7 @@ accept → destination → connect → first octets → ClientHello → TLS with
                                   nor HTTP       than the address's    and one record says it
 ```
 The name comes from our own table, by the address that the client connected to; what the client says (ClientHello, `Host`) is only ever compared
-with it. What is dialled is the name of the rule, resolved by us. `Flow` is the `http.seam.BoundFlow` of its connection.
+with it. What is dialled is the name of the rule, resolved by us. Beside this: `naming` (which name), `requests` (what HTTP sees of a flow), `outward` (its connections to the outside), `telling` (its records).
 """
 
 import asyncio
@@ -15,13 +15,8 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from hatchway.domain.policy.addresses import Address, parse_address
-from hatchway.domain.policy.compiled import Policy
 from hatchway.domain.policy.schema import Ask
 from hatchway.domain.policy.terms import Terms
 from hatchway.domain.policy.verdicts import Action, Protocol, Request, TlsMode, Verdict
@@ -30,9 +25,12 @@ from hatchway.egress import peeking, tls
 from hatchway.egress.asks import TooManyAsks
 from hatchway.egress.client_hello import ClientHello
 from hatchway.egress.http.seam import FlowError, Stream, StreamLost
+from hatchway.egress.naming import name_of
+from hatchway.egress.outward import Outward, policy_changed
 from hatchway.egress.peeking import Denied
+from hatchway.egress.requests import Requests, still_passes, way_of
 from hatchway.egress.streams import TcpStream, join, relay
-from hatchway.egress.synthetic import is_synthetic
+from hatchway.egress.telling import Teller
 from hatchway.egress.tls import TlsStream
 from hatchway.egress.upstream import keep_alive
 
@@ -48,32 +46,12 @@ _ALPN = {"1.1": "http/1.1", "2": "h2"}
 log = logging.getLogger(__name__)
 
 
-class _Exchange:
-    """A request in flight: `http.seam.Exchange`."""
-
-    def __init__(self, flow: "Flow", request: Request, verdict: Verdict, cut: Callable[[str], None]) -> None:
-        self.request = request
-        self._terms = verdict.terms
-        self.cut = cut
-        self._flow = flow
-
-    def end(self) -> None:
-        """See `http.seam.Exchange`."""
-        self._flow.exchanges.discard(self)
-
-    def count(self, out: int, into: int) -> None:
-        """See `http.seam.Exchange`."""
-        if problem := self._flow.gateway.rates.send(self._terms, out):
-            raise FlowError("byte_budget", problem, 429)
-
-
 class Flow:
     """See the module. Made for an accepted socket; `start` begins."""
 
     def __init__(self, gateway: "Gateway", sock: socket.socket) -> None:
         self.gateway = gateway
         self._sock = sock
-        self._began = time.monotonic()
         self.address, self.port = _destination(sock)
         self.host = ""
         """The bound name; for a rule for addresses the address itself."""
@@ -82,23 +60,22 @@ class Flow:
         self.sni = ""
         self.verdict: Verdict | None = None
         """Of the connection, as it was last judged."""
-        self.exchanges: set[_Exchange] = set()
-        self.upstream: dict[str, str] = {}
-        """Where it went: of the last connection to the outside."""
         self.bytes_in = 0
         self.bytes_out = 0
+        self.outward = Outward(self, self._counted)
+        self.requests = Requests(self)
+        self._teller = Teller(self)
         self._client: TcpStream | None = None
-        self._upstreams: set[TcpStream] = set()
-        self._dialled: dict[TcpStream, tuple[Address, Verdict]] = {}
-        """Where each of those went, and by which verdict."""
         self._task: asyncio.Task[None] | None = None
         self._cut = ""
         self._requests_judge = False
         """HTTP decides each request: the connection as such need only be possible."""
         self._let = False
+        self._dialled: tuple[object, ...] = ()
+        """How the other side of what is no HTTP was reached."""
         self._rated: Terms | None = None
         self._passed = 0
-        self._passed_at = self._began
+        self._passed_at = time.monotonic()
 
     # -- life
 
@@ -113,8 +90,7 @@ class Flow:
             self._cut = reason
         if self._client is not None:
             self._client.abort()
-        for stream in list(self._upstreams):
-            stream.abort()
+        self.outward.abort()
         if self._task is not None:
             self._task.cancel()
 
@@ -128,40 +104,20 @@ class Flow:
         if self.verdict is None or not self._let:
             return
         verdict = self._judge()
-        if (
-            verdict.action is Action.DENY
-            or verdict.protocol != self.verdict.protocol
-            or verdict.tls != self.verdict.tls
-        ):
-            self.cut("policy_changed")
-            return
-        if not self._requests_judge and verdict.action is not Action.ALLOW:
+        gone = (
+            not still_passes(self.verdict, verdict)
+            or (verdict.protocol, verdict.tls) != (self.verdict.protocol, self.verdict.tls)
+            or (not self._requests_judge and (self._way(verdict) != self._dialled or self.outward.refused(verdict)))
+        )
+        if gone:
             self.cut("policy_changed")
             return
         self.verdict = verdict
-        if not self._may_stay(verdict):
-            return
-        for exchange in list(self.exchanges):
-            if self.gateway.policy.request(exchange.request, self.gateway.now()).action is not Action.ALLOW:
-                self.exchanges.discard(exchange)
-                exchange.cut("policy_changed")
+        self.requests.rejudge()
 
-    def _may_stay(self, verdict: Verdict) -> bool:
-        """Cuts connections to addresses that may not be dialled any more; False when nothing is left of the flow."""
-        for stream, (address, dialled) in list(self._dialled.items()):
-            judged = verdict
-            if self._requests_judge:
-                # Each request had terms of its own: those of its rule, as it is now.
-                terms = next((rule.terms for rule in self.gateway.policy.rules if rule.ref == dialled.rule), None)
-                judged = verdict if terms is None else msgspec.structs.replace(dialled, terms=terms)
-            target = self.gateway.target(self, judged, tls=self.tls)
-            if self.gateway.dialler.refused(target, address) is None:
-                continue
-            if not self._requests_judge:
-                self.cut("policy_changed")
-                return False
-            stream.abort()
-        return True
+    def _way(self, verdict: Verdict) -> tuple[object, ...]:
+        """How the other side of what is no HTTP is reached."""
+        return *way_of(verdict.terms or Terms()), self.gateway.policy.records.get(self.host)
 
     def end_idle(self, now: float) -> None:
         """Cuts it when nothing has passed since long before; to be called now and then, with the monotonic clock."""
@@ -175,8 +131,7 @@ class Flow:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a flow of %s failed", self.gateway.sandbox_id, exc_info=error)
             self._cut = self._cut or "internal"
-        for stream in list(self._upstreams):
-            stream.abort()
+        self.outward.abort()
         if self._client is None:
             self._sock.close()
         elif self._cut:
@@ -184,17 +139,7 @@ class Flow:
         else:
             self._client.close()
         if self._let:
-            self.gateway.recorder.ended(
-                "egress.connection_ended",
-                reason=self._cut,
-                data={
-                    **self._told(),
-                    **self.upstream,
-                    "bytes_out": self.bytes_out,
-                    "bytes_in": self.bytes_in,
-                    "seconds": round(time.monotonic() - self._began, 3),
-                },
-            )
+            self._teller.ended(self._cut)
         if self._rated is not None:
             self.gateway.rates.disconnect(self._rated)
         self.gateway.done(self)
@@ -211,10 +156,10 @@ class Flow:
         try:
             await self._serve(client)
         except Denied as denied:
-            self._deny(client, denied)
+            self._teller.denied(denied)
+            peeking.end_denied(client, denied)
         except FlowError as error:
-            self._count_denied(error.reason)
-            self._record_failed(error)
+            self._teller.failed(error)
             client.abort()
         except (StreamLost, ssl.SSLError, OSError, TimeoutError):
             client.abort()
@@ -228,7 +173,7 @@ class Flow:
             self.host = "dns"
             await self.gateway.serve_dns_tcp(client)
             return
-        self.host = await self._bind(client)
+        self.host = await name_of(self, client)
         verdict = self.verdict = self._judge()
         if verdict.action is Action.DENY:
             await self._refuse(client, verdict)
@@ -238,47 +183,11 @@ class Flow:
             raise Denied("rate_exceeded", problem, verdict)
         self._rated = verdict.terms
         if verdict.protocol is Protocol.TCP:
-            await self._tunnel(client, verdict, tls_upstream=False)
+            await self._tunnel(client, verdict)
         elif verdict.protocol is Protocol.TLS or verdict.tls is TlsMode.PASSTHROUGH:
             await self._tls_rule(client, verdict)
         else:
             await self._http_rule(client, verdict)
-
-    async def _bind(self, client: TcpStream) -> str:
-        """Which name the connection is for: what our table has for the address; a literal address where a rule for addresses may know it."""
-        if not is_synthetic(self.address):
-            return await self._rehomed(client) if self.gateway.rehomes else self.address
-        name = self.gateway.names.name_of(self.address)
-        if name is None:
-            name = await self._bind_again(client)
-        return name
-
-    async def _rehomed(self, client: TcpStream) -> str:
-        """The name that the ClientHello or `Host` says, where a rule takes it whatever address was connected to; the address itself otherwise."""
-        connection = Connection(address=self.address, port=self.port)
-        if self.gateway.policy.connect(connection, self.gateway.now()).action is not Action.DENY:
-            return self.address
-        try:
-            hello = await self._hello(client)
-            name = await peeking.host_in_clear(client) if hello is None else hello.server_name
-        except (Denied, TimeoutError):
-            return self.address
-        if name is None or not self.gateway.policy.rehomes(name, self.port, self.gateway.now()):
-            return self.address
-        return name
-
-    async def _bind_again(self, client: TcpStream) -> str:
-        """A program may remember an address from before a restart of ours: if its name would get just this one, it is bound again."""
-        hello = await self._hello(client)
-        name = None if hello is None else hello.server_name
-        if (
-            name is None
-            or not self.gateway.names.is_home(name, self.address)
-            or self.gateway.policy.name(name, self.gateway.now()).action is Action.DENY
-        ):
-            raise Denied("dst_unbound", "no name was given this address here; the name has to be looked up first")
-        self.gateway.names.bind(name)
-        return name
 
     def _judge(self) -> Verdict:
         literal = self.host == self.address
@@ -291,11 +200,10 @@ class Flow:
         """The connection is denied. A client that speaks HTTP hears why: inside TLS where the guest's authority covers the name, else by an alert."""
         if self.host == self.address:
             raise Denied(verdict.reason, verdict.explanation, verdict)
-        self._count_denied(verdict.reason)
-        self._record_denied(Denied(verdict.reason, verdict.explanation, verdict))
+        self._teller.denied(Denied(verdict.reason, verdict.explanation, verdict))
         try:
             async with asyncio.timeout(DENIED_WITHIN_S):
-                hello = await self._hello(client, peeking.DENIED_WITHIN_S)
+                hello = await self.hello(client, peeking.DENIED_WITHIN_S)
                 stream: Stream = client
                 if hello is not None:
                     if not self.gateway.covers(self.host):
@@ -303,14 +211,14 @@ class Flow:
                     self._check_name(hello)
                     self.tls = True
                     stream = await self._client_tls(client, ("http/1.1",))
-                await self.gateway.http.refuse(stream, self, verdict)
+                await self.gateway.http.refuse(stream, self.requests, verdict)
                 stream.close()
         except Denied as worse:
             peeking.end_denied(client, worse)
 
     async def _tls_rule(self, client: TcpStream, verdict: Verdict) -> None:
         """A rule for TLS with whatever inside: passed through as it is, or ended here and begun anew."""
-        hello = await self._hello(client)
+        hello = await self.hello(client)
         if hello is None:
             raise Denied("protocol_mismatch", "the rule is for TLS, and the connection is none", verdict)
         passed = verdict.tls is TlsMode.PASSTHROUGH
@@ -321,17 +229,16 @@ class Flow:
         ):
             self._check_name(hello)
         await self._approve(verdict)
-        self._allow(verdict)
+        verdict = self._allow(verdict)
         if passed:
-            await self._tunnel(client, verdict, tls_upstream=False, approved=True)
+            await self._relay(client, verdict)
             return
         self.tls = True
         inside = await self._client_tls(client, ())
-        upstream, _ = await self.dial(verdict, ())
-        await join(inside, upstream)
+        await join(inside, await self._dial(verdict, tls_upstream=True))
 
     async def _http_rule(self, client: TcpStream, verdict: Verdict) -> None:
-        hello = await self._hello(client)
+        hello = await self.hello(client)
         stream: Stream = client
         if hello is not None:
             if verdict.tls is TlsMode.NONE:
@@ -340,6 +247,7 @@ class Flow:
             self.tls = True
         elif client.buffered == 0:
             return  # it ended without a word
+        await self._approve(verdict)
         self._requests_judge = True
         self._allow(verdict)
         if hello is not None:
@@ -348,38 +256,50 @@ class Flow:
             self.alpn = inside.alpn or "http/1.1"
             stream = inside
         try:
-            await self.gateway.http.serve(stream, self)
+            await self.gateway.http.serve(stream, self.requests)
         finally:
             if not self._cut:
                 stream.close()
 
-    async def _tunnel(self, client: TcpStream, verdict: Verdict, *, tls_upstream: bool, approved: bool = False) -> None:
-        if not approved:
-            await self._approve(verdict)
-            self._allow(verdict)
-        upstream, _ = await self._dial(verdict, (), tls_upstream=tls_upstream)
+    async def _tunnel(self, client: TcpStream, verdict: Verdict) -> None:
+        await self._approve(verdict)
+        await self._relay(client, self._allow(verdict))
+
+    async def _relay(self, client: TcpStream, verdict: Verdict) -> None:
+        upstream = await self._dial(verdict, tls_upstream=False)
         assert isinstance(upstream, TcpStream)
         await relay(client, upstream)
 
     async def _approve(self, verdict: Verdict) -> None:
-        """Holds a connection that is no HTTP until somebody allows it. Raises `Denied`."""
+        """Holds a connection until somebody allows it, where the connection as such is asked about. Raises `Denied`."""
         if verdict.action is not Action.ASK:
             return
-        if not await self._hold(verdict):
+        if not await self.hold(verdict):
             raise Denied("approval_denied", "nobody allowed it", verdict)
 
-    def _allow(self, verdict: Verdict) -> None:
+    def _allow(self, verdict: Verdict) -> Verdict:
         """Judges once more, since time went by, and records it before the first octet leaves: what cannot be recorded does not happen."""
         again = self._judge()
-        if again.action is Action.DENY or _way(again) != _way(verdict):
+        same = (again.protocol, again.tls) == (verdict.protocol, verdict.tls)
+        if not self._requests_judge:
+            same = same and way_of(again.terms or Terms()) == way_of(verdict.terms or Terms())
+        if not same or not still_passes(verdict, again):
             raise Denied("policy_changed", "the policy was changed meanwhile", again)
-        self.gateway.recorder.record("egress.connection", "allowed", verdict, data=self._told())
-        self.gateway.counts.allowed += 1
-        self._let = True
+        self._teller.allowed(verdict)
+        self.verdict, self._dialled, self._let = again, self._way(again), True
+        return again
+
+    async def _dial(self, verdict: Verdict, *, tls_upstream: bool) -> Stream:
+        """The other side of what is no HTTP. While it is dialled, a policy that does not allow it any more cuts the flow."""
+        stream, _ = await self.outward.dial(verdict, (), tls=tls_upstream)
+        if self.verdict is not None and self.outward.refused(self.verdict, stream):
+            raise policy_changed()
+        return stream
 
     # -- the client's first octets
 
-    async def _hello(self, client: TcpStream, within: float | None = None) -> ClientHello | None:
+    async def hello(self, client: TcpStream, within: float | None = None) -> ClientHello | None:
+        """See `peeking.hello`."""
         hello = await peeking.hello(client, within)
         if hello is not None:
             self.sni = hello.server_name or ""
@@ -401,156 +321,19 @@ class Flow:
         try:
             return await tls.handshake(client, context, server_side=True, turn=self.gateway.turn)
         except ssl.SSLError as error:
-            # Mostly a client that does not trust the authority: its owner wants to read that somewhere.
-            self._count_denied("tls_client_failed")
-            self.gateway.recorder.ended(
-                "egress.tls_failed",
-                "failed",
-                reason="tls_client_failed",
-                data={**self._told(), "error": error.reason or str(error)},
-                alike=True,
-            )
+            self._teller.tls_failed(error)
             raise
 
-    # -- denials
+    # -- parts
 
-    def _deny(self, client: TcpStream, denied: Denied) -> None:
-        self._count_denied(denied.reason)
-        self._record_denied(denied)
-        peeking.end_denied(client, denied)
-
-    def _count_denied(self, reason: str) -> None:
-        self.gateway.counts.deny(reason)
-
-    def _record_denied(self, denied: Denied) -> None:
-        try:
-            self.gateway.recorder.record(
-                "egress.connection",
-                "denied",
-                denied.verdict or self.verdict,
-                reason=denied.reason,
-                data={**self._told(), "explanation": denied.explanation},
-            )
-        except FlowError as error:
-            log.warning("%s: a denial was not recorded: %s", self.gateway.sandbox_id, error)
-
-    def _record_failed(self, error: FlowError) -> None:
-        self.gateway.recorder.ended(
-            "egress.connection_failed",
-            "failed",
-            reason=error.reason,
-            data={**self._told(), "explanation": error.explanation},
-            alike=True,
-        )
-
-    def _told(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"host": self.host, "port": self.port, "address": self.address}
-        if self.sni and self.sni != self.host:
-            told["sni"] = self.sni
-        return told
-
-    # -- http.seam.BoundFlow
-
-    @property
-    def sandbox_id(self) -> str:
-        """See `http.seam.BoundFlow`."""
-        return self.gateway.sandbox_id
-
-    @property
-    def project(self) -> str:
-        """See `http.seam.BoundFlow`."""
-        return self.gateway.project
-
-    @property
-    def generation(self) -> int:
-        """See `http.seam.BoundFlow`."""
-        return self.gateway.generation
-
-    @property
-    def policy(self) -> Policy:
-        """See `http.seam.BoundFlow`."""
-        return self.gateway.policy
-
-    @property
-    def placeholders(self) -> dict[str, str]:
-        """See `http.seam.BoundFlow`."""
-        return self.gateway.placeholders
-
-    def decide(self, request: Request) -> Verdict:
-        """See `http.seam.BoundFlow`."""
-        verdict = self.gateway.policy.request(request, self.gateway.now())
-        if verdict.action is not Action.DENY and (problem := self.gateway.rates.request(verdict.terms)):
-            verdict = Verdict(action=Action.DENY, reason="rate_exceeded", explanation=problem, rule=verdict.rule)
-        if verdict.action is Action.DENY:
-            self.gateway.counts.deny(verdict.reason)
-        elif verdict.action is Action.ALLOW:
-            self.gateway.counts.allowed += 1
-        return verdict
-
-    async def ask(self, verdict: Verdict, request: Request) -> bool:
-        """See `http.seam.BoundFlow`."""
-        return await self._hold(verdict, request)
-
-    def begin(self, request: Request, verdict: Verdict, cut: Callable[[str], None]) -> _Exchange:
-        """See `http.seam.BoundFlow`."""
-        exchange = _Exchange(self, request, verdict, cut)
-        self.exchanges.add(exchange)
-        return exchange
-
-    async def dial(self, verdict: Verdict, alpn: tuple[str, ...] = ("http/1.1",)) -> tuple[Stream, str]:
-        """See `http.seam.BoundFlow`."""
-        return await self._dial(verdict, alpn, tls_upstream=self.tls)
-
-    async def _dial(self, verdict: Verdict, alpn: tuple[str, ...], *, tls_upstream: bool) -> tuple[Stream, str]:
-        target = self.gateway.target(self, verdict, tls=tls_upstream)
-        under: list[TcpStream] = []
-
-        def made(stream: TcpStream) -> None:
-            under.append(stream)
-            self._made(stream)
-
-        dialled = await self.gateway.dialler.dial(
-            target, self.gateway.resolver, alpn=alpn, counted=self._counted, made=made, turn=self.gateway.turn
-        )
-        if dialled.address and under and under[0] in self._upstreams:
-            self._dialled[under[0]] = (parse_address(dialled.address), verdict)
-        self.gateway.note_upstream(self, dialled)
-        return dialled.stream, dialled.alpn
-
-    async def leg(self, verdict: Verdict, credential: str) -> Stream:
-        """See `http.seam.BoundFlow`."""
-        if not self.tls:
-            raise FlowError("cred_not_bound", "credentials go over TLS that was ended here, and nowhere else", 403)
-        leg = await self.gateway.leg(self, verdict, credential)
-        stream, _ = await self.gateway.dialler.leg(leg, counted=self._counted, made=self._made)
-        return stream
-
-    def record(
-        self,
-        kind: str,
-        decision: str,
-        verdict: Verdict | None = None,
-        *,
-        reason: str = "",
-        data: dict[str, Any] | None = None,
-    ) -> None:
-        """See `http.seam.BoundFlow`."""
-        self.gateway.recorder.record(
-            kind, decision, verdict, reason=reason, data={"host": self.host, "port": self.port, **(data or {})}
-        )
-
-    # -- parts of those
-
-    async def _hold(self, verdict: Verdict, request: Request | None = None) -> bool:
-        """Asks, unless an earlier answer holds. The client may leave meanwhile."""
+    async def hold(self, verdict: Verdict, request: Request | None = None) -> bool:
+        """Whether somebody allows it: asks, unless an earlier answer holds. The client may leave meanwhile."""
         gateway, client = self.gateway, self._client
         assert client is not None
         asked = gateway.asked(self, verdict, request)
         if gateway.asks.answered(asked.rule, asked.key):
             return True
-        kind = "egress.connection" if request is None else "egress.request"
-        told = self._told() if request is None else {"host": self.host, "method": request.method, "path": request.path}
-        gateway.recorder.record(kind, "asked", verdict, data=told)
+        self._teller.asked(verdict, request)
         holding = asyncio.get_running_loop().create_task(
             gateway.asks.hold(asked, verdict.ask or Ask(), gateway.policy.limits.pending_ask)
         )
@@ -566,21 +349,9 @@ class Flow:
             raise
         return answer is not None and answer.allow
 
-    def _made(self, stream: TcpStream) -> None:
-        if self._cut:
-            stream.abort()
-            return
-        stream.give_room(self.gateway.room)
-        self._upstreams.add(stream)
-        stream.when_lost(lambda: self._lost(stream))
-
-    def _lost(self, stream: TcpStream) -> None:
-        self._upstreams.discard(stream)
-        self._dialled.pop(stream, None)
-
     def give_room(self, room: int) -> None:
         """See `TcpStream.give_room`."""
-        for stream in (self._client, *self._upstreams):
+        for stream in (self._client, *self.outward.streams):
             if stream is not None:
                 stream.give_room(room)
 
@@ -593,11 +364,6 @@ class Flow:
         counts = self.gateway.counts
         counts.bytes_in += into
         counts.bytes_out += out
-
-
-def _way(verdict: Verdict) -> tuple[object, ...]:
-    """How a connection is treated: another way needs another connection."""
-    return verdict.protocol, verdict.tls, verdict.terms and (verdict.terms.upstream_ca, verdict.terms.route)
 
 
 def _destination(sock: socket.socket) -> tuple[str, int]:

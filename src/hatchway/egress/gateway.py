@@ -28,10 +28,11 @@ from hatchway.egress.dns import Outcome, Refusal, Responder
 from hatchway.egress.dns_server import MAX_TCP, DnsServer
 from hatchway.egress.flows import Flow
 from hatchway.egress.http.seam import FlowError, Http
+from hatchway.egress.peeking import Denied
 from hatchway.egress.rates import Rates
 from hatchway.egress.streams import MAX_RECEIVED, TcpStream
-from hatchway.egress.synthetic import SyntheticNames
-from hatchway.egress.upstream import Dialled, Dialler, Target
+from hatchway.egress.synthetic import NamesExhausted, SyntheticNames
+from hatchway.egress.upstream import Dialler, Target
 from hatchway.wire.broker import Leg
 from hatchway.wire.egress import (
     Asked,
@@ -193,6 +194,16 @@ class Gateway:
                 return Refusal("names_rate", "too many new names under wildcards within a minute")
         return None
 
+    def bind(self, name: str) -> None:
+        """Gives a name its address as the name server does, and within the same bounds. Raises `Denied`."""
+        refusal = self._may_be_named(name)
+        if refusal is not None:
+            raise Denied(refusal.reason, refusal.explanation)
+        try:
+            self.names.bind(name)
+        except NamesExhausted as error:
+            raise Denied("names_exhausted", f"{error}; a sandbox gets no more") from error
+
     def _seen(self, outcome: Outcome) -> bool:
         refusal = outcome.refusal
         if refusal is None:
@@ -297,6 +308,7 @@ class Gateway:
 
     def _take_limits(self) -> None:
         limits = self.policy.limits
+        self.names.change(limits.max_names)
         self._shares = 0
         self._share()
         self.rehomes = any(rule.rehome for rule in self.policy.rules)
@@ -337,10 +349,9 @@ class Gateway:
 
     def target(self, flow: Flow, verdict: Verdict, *, tls: bool) -> Target:
         """Where a flow's connection goes."""
-        policy = self.policy
 
         def judge(address: Address, own: frozenset[Address]) -> Verdict:
-            return policy.address(address, flow.port, verdict, self.now(), own)
+            return self.policy.address(address, flow.port, verdict, self.now(), own)
 
         return Target(
             host=flow.host,
@@ -348,7 +359,7 @@ class Gateway:
             tls=tls,
             terms=verdict.terms or Terms(),
             judge=judge,
-            records=policy.records.get(flow.host, ()),
+            records=self.policy.records.get(flow.host, ()),
         )
 
     async def leg(self, flow: Flow, verdict: Verdict, credential: str) -> Leg:
@@ -370,14 +381,6 @@ class Gateway:
             addresses=addresses,
             via="" if proxy is None else proxy.url,
         )
-
-    def note_upstream(self, flow: Flow, dialled: Dialled) -> None:
-        """Keeps where a connection went, for the record of its end."""
-        flow.upstream = {"upstream": dialled.address}
-        if dialled.chain:
-            flow.upstream["chain"] = ", ".join(dialled.chain)
-        if dialled.certificate_sha256:
-            flow.upstream["certificate_sha256"] = dialled.certificate_sha256
 
     def status(self) -> GatewayStatus:
         """Counts since it was opened, and what is open now."""

@@ -38,6 +38,10 @@ class SyntheticNames:
     def __len__(self) -> int:
         return len(self._addresses)
 
+    def change(self, bound: int) -> None:
+        """Goes on with another bound; what has an address keeps it."""
+        self._bound = bound
+
     def bind(self, name: str) -> ipaddress.IPv4Address:
         """Returns the address of a canonical name, the same for good. Raises `NamesExhausted`."""
         address = self._addresses.get(name)

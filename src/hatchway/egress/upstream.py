@@ -120,7 +120,7 @@ class Dialler:
         made: Callable[[TcpStream], None] | None = None,
         turn: asyncio.Lock | None = None,
     ) -> Dialled:
-        """Connects, and speaks TLS where the target says so. `counted`: see `TcpStream`; `made` gets the stream while TLS is not done yet;
+        """Connects, and speaks TLS where the target says so. `counted`: see `TcpStream`; `made` gets the stream before TLS begins, and may raise;
         `turn`: see `tls.handshake`.
 
         Raises `FlowError`: `resolve_failed address_denied connect_failed proxy_failed tls_failed`.
@@ -134,14 +134,14 @@ class Dialler:
             dialled = await self._first(target, found, proxy, counted)
         under = dialled.stream
         assert isinstance(under, TcpStream)
-        if made is not None:
-            made(under)
-        if target.tls:
-            try:
+        try:
+            if made is not None:
+                made(under)
+            if target.tls:
                 await self._secure(dialled, under, target, alpn, turn)
-            except BaseException:
-                under.abort()
-                raise
+        except BaseException:
+            under.abort()
+            raise
         return dialled
 
     async def vetted(self, target: Target, resolver: Resolver) -> Resolved:

@@ -54,18 +54,24 @@ class Carrier:
         if body:
             judging.check_size(len(body), going.terms.max_body)
         every.record_allowed(going)
-        self._line = line = await every.line(going)
-        try:
-            self._exchange = every.flow.begin(going.request, going.verdict, self._cut_off)
-        except FlowError as error:
-            every.drop(line)
-            raise error_of(error) from error
+        self._begin_on(await every.line(going))
         try:
             await self._over(body)
         finally:
-            self._exchange.end()
+            if self._exchange is not None:
+                self._exchange.end()
             if self._line is not None:
                 every.drop(self._line)
+
+    def _begin_on(self, line: Line) -> None:
+        """From here on a change of the policy is told to `_cut_off`. Raises a `HatchwayError` where one came while the line was made."""
+        going, flow = self._going, self._exchanges.flow
+        try:
+            self._exchange = flow.begin(going.request, going.verdict, self._cut_off, line.stream)
+        except FlowError as error:
+            self._exchanges.drop(line)
+            raise error_of(error) from error
+        self._line = line
 
     async def _gathered(self) -> bytes:
         """A small body that has to be looked through: of what is refused for it, not even the head has left."""
@@ -146,9 +152,13 @@ class Carrier:
                     raise no_answer(str(stale)) from stale
                 self._exchanges.drop(line)
                 self._line = None
-                self._line = await self._exchanges.line(self._going, fresh=True)
+                fresh = await self._exchanges.line(self._going, fresh=True)
                 if self._cut:
+                    self._exchanges.drop(fresh)
                     raise StreamLost("the request was cut") from stale
+                if self._exchange is not None:
+                    self._exchange.end()
+                self._begin_on(fresh)
 
     def _begin_request(self, line: Line, length: int | None, body: bytes = b"") -> None:
         going = self._going

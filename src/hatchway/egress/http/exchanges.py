@@ -59,7 +59,7 @@ class Exchanges:
                     raise judging.refused(verdict)
                 if flow.policy is not policy or flow.placeholders != known:
                     again, going = self._judged(request, head)
-                    if again.action is Action.ASK and again.rule != verdict.rule:
+                    if again.action is Action.ASK and (again.rule, again.ask_key) != (verdict.rule, verdict.ask_key):
                         raise judging.refused(again)
         except HatchwayError as error:
             self._record_refused(error, head, request, verdict)
@@ -116,9 +116,9 @@ class Exchanges:
                 break
         try:
             if going.credential:
-                stream = await self.flow.leg(going.verdict, going.credential)
+                stream = await self.flow.leg(going.request, going.verdict, going.credential)
             else:
-                stream, _ = await self.flow.dial(going.verdict)
+                stream, _ = await self.flow.dial(going.request, going.verdict)
         except FlowError as error:
             raise error_of(error) from error
         line = Line(stream, key)

@@ -37,11 +37,10 @@ class Going:
     """What the body may not have, beside placeholders."""
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
-        """Requests of one key may share a connection to the outside."""
-        rule = self.verdict.rule
-        named = ("", "", "") if rule is None else (rule.tier, rule.document, rule.rule)
-        return (*named, self.credential)
+    def key(self) -> tuple[object, str]:
+        """Requests of one key may share a connection to the outside: those on the terms of one rule. The rule that asked about one is no key:
+        what is let through by it may go to different places."""
+        return self.verdict.terms, self.credential
 
 
 def canonical(head: RequestHead, host: str, port: int, *, tls: bool) -> Request:

@@ -104,6 +104,8 @@ _KINDS: dict[int, type[HatchwayError]] = {
 
 def error_of(error: FlowError) -> HatchwayError:
     """What the gateway says about the other side of a flow, as an error for the client."""
+    if error.reason == "policy_changed":
+        return Forbidden("policy_changed", error.explanation, "Send it again: it is judged under the policy of then.")
     kind = _KINDS.get(error.status, BadGateway)
     return kind(error.reason, error.explanation, "Look at the policy of this sandbox, and whether the host answers.")
 

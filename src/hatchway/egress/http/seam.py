@@ -155,19 +155,24 @@ class BoundFlow(Protocol):
         """
         ...
 
-    def begin(self, request: Request, verdict: Verdict, cut: Callable[[str], None]) -> Exchange:
-        """A request goes upstream. `cut(reason)` is called from the loop when a later policy does not allow it any more: it must abort
-        the exchange at once (for HTTP/1.1: abort the client's stream), writing nothing more of it."""
+    def begin(self, request: Request, verdict: Verdict, cut: Callable[[str], None], stream: Stream) -> Exchange:
+        """A request goes upstream, over this stream: to be called for each that it is sent over, before the first octet of it.
+
+        It is judged once more, since time went by. Raises `FlowError("policy_changed", …, 403)` where the policy of now does not let it pass on
+        the same terms, or does not let it go where the stream leads. `cut(reason)` is called from the loop when a later policy does not allow
+        it any more: it must abort the exchange at once (for HTTP/1.1: abort the client's stream), writing nothing more of it."""
         ...
 
-    async def dial(self, verdict: Verdict, alpn: tuple[str, ...] = ("http/1.1",)) -> tuple[Stream, str]:
+    async def dial(
+        self, request: Request, verdict: Verdict, alpn: tuple[str, ...] = ("http/1.1",)
+    ) -> tuple[Stream, str]:
         """Returns a stream to a vetted address of the name, and what ALPN agreed on. TLS (verified for the name) where the flow is TLS.
 
         Raises `FlowError`. The stream is the caller's to close; it is also aborted when the flow is cut.
         """
         ...
 
-    async def leg(self, verdict: Verdict, credential: str) -> Stream:
+    async def leg(self, request: Request, verdict: Verdict, credential: str) -> Stream:
         """Returns a stream to the broker, on which it serves requests of this rule with this credential (see `wire.broker`). Raises `FlowError`."""
         ...
 

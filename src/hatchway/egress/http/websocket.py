@@ -88,7 +88,7 @@ async def serve(connection: "Http1", incoming: "Incoming1") -> None:
 
     exchange = None
     try:
-        exchange = exchanges.flow.begin(going.request, going.verdict, cut_off)
+        exchange = exchanges.flow.begin(going.request, going.verdict, cut_off, line.stream)
         key_sent = base64.b64encode(os.urandom(16)).decode()
         asked = _request(exchanges, going, key_sent, offered)
         exchange.count(len(asked), 0)
