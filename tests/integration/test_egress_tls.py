@@ -5,6 +5,7 @@ import datetime
 import socket
 import ssl
 import struct
+import threading
 import warnings
 
 import pytest
@@ -12,6 +13,8 @@ from cryptography import x509
 from tests.support.egress_fixtures import Ground, ground, is_reset, rule, spec
 from tests.support.fake_internet import echo, web
 
+from hatchway.egress import gateway as all_gateways
+from hatchway.egress import tls
 from hatchway.egress.client_hello import MAX_HELLO
 from hatchway.egress.http.seam import StreamLost
 from hatchway.egress.streams import TcpStream
@@ -419,29 +422,31 @@ async def test_d01_a_rule_may_take_a_connection_home_by_its_server_name(ground):
     assert ground.records.denied("egress.connection") == ["dst_unbound", "dst_unbound"]
 
 
-async def test_g11_many_handshakes_of_one_sandbox_take_turns(ground):
-    """While many are on their way, each round of the loop does one step of them: another sandbox waits for one, not for all."""
+async def test_g11_many_handshakes_of_one_sandbox_take_turns(ground, monkeypatch):
+    """While many are on their way, one step of them is in hand, and beside the loop: other sandboxes wait for one step, and their requests for none."""
     await _index(ground)
-    loop = asyncio.get_running_loop()
     address = await ground.resolve("index.example")
-    gateway, steps, rounds = ground.gateway, [0], []
-    original = type(gateway.turn).release
+    loop_thread, threads, waiting, most = threading.get_ident(), [], 0, 0
+    submit = tls.aside().submit
 
-    class Turn(asyncio.Lock):
-        def release(self) -> None:
-            steps[0] += 1
-            original(self)
+    def counted(step, *args):
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
 
-    gateway.turn = Turn()
+        def done(_) -> None:
+            nonlocal waiting
+            waiting -= 1
 
-    def count() -> None:
-        rounds.append(steps[0])
-        steps[0] = 0
-        if watching:
-            loop.call_soon(count)
+        def observed():
+            threads.append(threading.get_ident())
+            return step(*args)
 
-    watching = True
-    loop.call_soon(count)
+        future = submit(observed)
+        future.add_done_callback(done)
+        return future
+
+    monkeypatch.setattr(tls.aside(), "submit", counted)
     hello = _hello("index.example")
     writers = []
     for _ in range(40):
@@ -450,9 +455,40 @@ async def test_g11_many_handshakes_of_one_sandbox_take_turns(ground):
     for writer in writers:
         writer.write(hello)
     async with asyncio.timeout(20):
-        while sum(rounds) + steps[0] < 40:
-            await asyncio.sleep(0)
-    watching = False
+        while len(threads) < 40:
+            await asyncio.sleep(0.01)
     for writer in writers:
         writer.transport.abort()
-    assert max(rounds) <= 1
+    assert most == 1
+    assert loop_thread not in threads
+
+
+async def test_connections_to_the_outside_are_bounded_for_a_sandbox_and_those_that_are_only_kept_make_room(
+    ground, monkeypatch
+):
+    """A stream is not a connection of the sandbox: over HTTP/2 one connection could open any number to the outside."""
+    monkeypatch.setattr(all_gateways, "MAX_OUTSIDE", 1)
+    await ground.internet.site("index.example", port=443, tls=True, handler=web)
+    ground.open(spec(rule("index", "index.example"), limits={"connections": 4}))
+    shares = ground.gateway.shares
+    kept, keeper = await ground.connect("index.example", 443, server_name="index.example")
+    keeper.write(GET)
+    assert b"hello from" in await _answer(kept)
+    await ground.until(lambda: shares.outside == 1)
+    shares.outside += 7
+    reader, writer = await ground.connect("index.example", 443, server_name="index.example")
+    writer.write(GET)
+    assert b"hello from" in await _answer(reader), "what was kept for later made room"
+    keeper.write(GET)
+    assert b"hello from" in await _answer(kept), "and so did that of another connection"
+    shares.outside += 1
+    for one in (reader, kept):
+        one._transport.abort()
+    await ground.until(lambda: shares.outside == 8)
+    reader, writer = await ground.connect("index.example", 443, server_name="index.example")
+    writer.write(GET)
+    answer = await _answer(reader)
+    assert answer.startswith(b"HTTP/1.1 429 ")
+    assert b"limit" in answer
+    writer.close()
+    shares.outside -= 8

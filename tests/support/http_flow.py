@@ -11,6 +11,7 @@ from hatchway.domain.policy.reading import load
 from hatchway.domain.policy.verdicts import Action, Request, Verdict
 from hatchway.egress.http.seam import FlowError, Stream, StreamLost
 from hatchway.egress.http.session import HttpSession
+from hatchway.egress.shares import Shares
 
 NOW = 1_000_000.0
 WITHIN = 20.0
@@ -155,6 +156,8 @@ class PlayedFlow:
         self.sandbox_id, self.project, self.generation = "s" * 20, "default", 1
         self.policy: Any = policy
         self.placeholders: dict[str, str] = {}
+        self.shares = Shares()
+        self.scarce: list[Callable[[], None]] = []
         self.records: list[tuple[str, str, str, dict[str, Any]]] = []
         self.lines: list[PlayedStream] = []
         self.legs: list[tuple[str, PlayedStream]] = []
@@ -179,6 +182,9 @@ class PlayedFlow:
     def reasons(self, decision: str) -> list[str]:
         """The reasons of the records with this decision."""
         return [reason for _, decided, reason, _ in self.records if decided == decision]
+
+    def when_scarce(self, callback: Callable[[], None]) -> None:
+        self.scarce.append(callback)
 
     def decide(self, request: Request) -> Verdict:
         verdict: Verdict = self.policy.request(request, NOW)
@@ -324,12 +330,14 @@ class Played:
         await self.flow.over()
 
 
-async def say(flow: PlayedFlow, *octets: bytes, end: bool = True) -> bytes:
-    """Sends octets over one connection, and returns what came back until it was over."""
+async def say(flow: PlayedFlow, *octets: bytes, end: bool = True, rounds: int = 0) -> bytes:
+    """Sends octets over one connection, and returns what came back until it was over. It ends after so many rounds of the loop."""
     played = Played(flow)
     try:
         for piece in octets:
             played.client.feed(piece)
+        for _ in range(rounds):
+            await asyncio.sleep(0)
         if end:
             played.client.feed_end()
         await played.ended()

@@ -1,7 +1,9 @@
 """HTTP/2 through the gateway: every stream is decided by itself, and what the library lets through but servers read differently is refused."""
 
 import asyncio
+import contextlib
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import h2.config
 import h2.connection
 import h2.errors
 import h2.events
+import h2.exceptions
 import h2.settings
 import pytest
 from hypothesis import given, settings
@@ -16,8 +19,9 @@ from hypothesis import strategies as st
 from tests.support.http_flow import ALL, HOST, OK, Played, PlayedFlow, PlayedStream, answering, policy_of, rule
 
 from hatchway.domain.errors import HatchwayError
-from hatchway.egress.http import http2
+from hatchway.egress.http import frames, http2
 from hatchway.egress.http.http2 import parse_head
+from hatchway.egress.shares import AT_ONCE, allowance
 
 Headers = list[tuple[str, str]]
 
@@ -259,7 +263,7 @@ async def test_h21_a_small_list_that_unpacks_to_a_large_one_ends_the_connection(
 async def test_h22_streams_that_are_given_up_are_counted() -> None:
     client = client_of(rule(action="ask"))
     client.flow.held = asyncio.Event()
-    for _ in range(http2.MAX_RESETS + 20):
+    for _ in range(frames.MAX_RESETS + 20):
         number = client.h2.get_next_available_stream_id()
         client.h2.send_headers(number, plain(), end_stream=True)
         client.h2.reset_stream(number)
@@ -270,16 +274,171 @@ async def test_h22_streams_that_are_given_up_are_counted() -> None:
     await client.over()
 
 
+def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+FOR_NOTHING = {
+    "ping": frame(6, b"p" * 8),
+    "ping acknowledged": frame(6, b"p" * 8, 1),
+    "settings": frame(4),
+    "settings acknowledged": frame(4, b"", 1),
+    "priority": frame(2, b"\x00\x00\x00\x05\x10", 0, 3),
+    "unknown": frame(99, b"x"),
+    "room": frame(8, b"\x00\x00\x00\x01"),
+    "room of a stream": frame(8, b"\x00\x00\x00\x01", 0, 1),
+    "nothing of a body": frame(0, b"", 0, 1),
+    "an octet of a body": frame(0, b"x", 0, 1),
+    "padding of a body": frame(0, b"\xff" + bytes(255), 8, 1),
+    "a stream given up": frame(3, bytes(4), 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", FOR_NOTHING)
+@pytest.mark.parametrize("bound", ["connection", "sandbox"])
+async def test_h22_frames_that_ask_for_next_to_nothing_are_counted(
+    name: str, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a connection, and of all of its sandbox, each of which stays within its own bound."""
+    if bound == "connection":
+        for kind in ("MAX_CONTROL", "MAX_RESETS", "MAX_SMALL"):
+            monkeypatch.setattr(frames, kind, 50)
+    clients = [client_of() for _ in range(1 if bound == "connection" else 4)]
+    shares = clients[0].flow.shares
+    for client in clients:
+        client.flow.shares = shares
+    if bound == "sandbox":
+        shares.control, shares.resets, shares.small = (allowance(120, time.monotonic) for _ in range(3))
+    for client in clients:
+        number = client.h2.get_next_available_stream_id()
+        client.h2.send_headers(number, plain("/a", "POST"))
+        client.flush()
+        await client.until(lambda one: bool(one.h2.remote_settings.max_concurrent_streams))
+        client.stream.feed(FOR_NOTHING[name] * (200 if bound == "connection" else 45))
+    for client in clients[-1:]:
+        await client.until(lambda one: one.goaway is not None)
+        assert client.goaway == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+        await client.played.ended()
+        assert client.flow.reasons("denied") == ["too_many_frames"]
+    for client in clients:
+        await client.over()
+
+
 @pytest.mark.parametrize(
-    "frame", [b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + b"p" * 8, b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"]
+    "block",
+    [b"\x20" * 20_000, b"\x20" * 3, b"\x82" * 300, b"\x40\x01a\x01b" * 300],
+    ids=["resizes", "three resizes", "indexed", "literal"],
 )
-async def test_h22_frames_that_ask_for_nothing_are_counted(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2, "MAX_CONTROL", 50)
+async def test_h21_a_head_that_takes_long_to_unpack_is_not_unpacked(block: bytes) -> None:
+    """Tables that are resized without end, and fields of nearly nothing: a few octets on the wire, and each of them work."""
     client = client_of()
-    client.stream.feed(frame * 200)
+    client.stream.feed(
+        b"".join(frame(1 if at == 0 else 9, block[at : at + 10_000], 0, 1) for at in range(0, len(block), 10_000))
+    )
+    client.stream.feed(frame(9, b"", 4, 1))
+    await client.until(lambda one: one.goaway is not None)
+    assert client.goaway == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+    assert not client.flow.lines
+    await client.over()
+
+
+async def test_h21_a_head_in_many_frames_is_bounded_before_it_is_whole() -> None:
+    client = client_of()
+    client.stream.feed(frame(1, b"x" * 16_000, 0, 1) + frame(9, b"x" * 16_000, 0, 1) * 2)
     await client.until(lambda one: one.goaway is not None)
     assert client.goaway == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
     await client.over()
+
+
+async def test_a_setting_is_not_said_a_thousand_times_in_one_frame() -> None:
+    client = client_of()
+    client.stream.feed(frame(4, b"\x00\x04\x00\x00\xff\xff" * 1_000))
+    await client.until(lambda one: one.goaway is not None)
+    assert client.goaway == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+    await client.over()
+
+
+async def test_a_client_that_makes_room_for_every_piece_of_a_large_answer_is_not_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some make room for the stream and for the connection with each piece: that asks for what was sent."""
+    monkeypatch.setattr(frames, "MAX_CONTROL", 50)
+    body = bytes(4 * 1024 * 1024)
+    client = client_of(answers=(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body,))
+    made = 0
+
+    def each(size: int, number: int) -> None:
+        nonlocal made
+        for half in (size // 2, size - size // 2):
+            with contextlib.suppress(ValueError, h2.exceptions.ProtocolError):  # nothing of it is left
+                client.h2.increment_flow_control_window(half)
+                client.h2.increment_flow_control_window(half, number)
+                made += 2
+
+    monkeypatch.setattr(client.h2, "acknowledge_received_data", each)
+    assert await client.answer(client.ask(plain())) == (200, body)
+    assert made > 500
+    await client.over()
+
+
+async def test_g11_a_flood_of_frames_is_a_turn_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over however many connections: in a round of the loop some frames of a sandbox are looked at, and one more stream begins."""
+    seen = [0]
+    most = 0
+    received = h2.connection.H2Connection._receive_frame
+
+    def counted(self: Any, one: Any) -> Any:
+        seen[0] += not self.config.client_side
+        return received(self, one)
+
+    monkeypatch.setattr(h2.connection.H2Connection, "_receive_frame", counted)
+    clients = [client_of() for _ in range(5)]
+    for client in clients:
+        client.flow.shares = clients[0].flow.shares
+        client.stream.feed(frame(6, b"p" * 8) * 600)
+    total = 0
+    async with asyncio.timeout(20):
+        while total < 3_000:
+            seen[0] = 0
+            await asyncio.sleep(0)
+            most, total = max(most, seen[0]), total + seen[0]
+    assert most <= AT_ONCE * (frames.AT_ONCE + 1)
+    numbers = [[client.ask(plain()) for _ in range(4)] for client in clients]
+    begun = 0
+    async with asyncio.timeout(20):
+        while begun < 20:
+            now = sum(len(client.flow.records) for client in clients)
+            assert now - begun <= AT_ONCE
+            begun = now
+            await asyncio.sleep(0)
+    for client, asked in zip(clients, numbers, strict=True):
+        for number in asked:
+            assert await client.answer(number) == (200, b"ok")
+        await client.over()
+
+
+async def test_streams_of_a_sandbox_are_bounded_over_all_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2, "MAX_STREAMS_OF_SANDBOX", 3)
+    clients = [client_of(rule(action="ask")) for _ in range(2)]
+    for client in clients:
+        client.flow.shares = clients[0].flow.shares
+        client.flow.held, client.flow.answers = asyncio.Event(), [True] * 4
+    held = [clients[n % 2].ask(plain()) for n in range(3)]
+    async with asyncio.timeout(10):
+        while sum(len(client.flow.asked) for client in clients) < 3:
+            await asyncio.sleep(0)
+    beyond = clients[1].ask(plain())
+    await clients[1].until(lambda one: beyond in one.resets)
+    assert clients[1].resets[beyond] == h2.errors.ErrorCodes.REFUSED_STREAM
+    assert clients[1].flow.reasons("denied") == ["limit"]
+    for client in clients:
+        assert client.flow.held is not None
+        client.flow.held.set()
+    assert [(await clients[n % 2].answer(number))[0] for n, number in enumerate(held)] == [200] * 3
+    assert await clients[1].answer(clients[1].ask(plain())) == (200, b"ok"), "there is room again"
+    for client in clients:
+        await client.over()
+    assert clients[0].flow.shares.streams == 0
 
 
 async def test_a_stream_that_its_client_gave_up_ends_outside_too() -> None:

@@ -35,11 +35,14 @@ from hatchway.egress.upstream import Dialler, HostService, OutConfig
 from hatchway.wire.audit import Entry
 from hatchway.wire.egress import EgressSpec, GatewaySpec, PolicyDocument
 
-ORIGIN = "127.0.0.1"
+ORIGIN, ORIGIN_OF_FLOOD = "127.0.0.1", "127.0.0.2"
+"""What is flooded through the gateway has an origin of its own: it is the gateway's sharing that is measured, not the origin's."""
 TLS_PORT, TCP_PORT, PROXY_TLS_PORT, PROXY_TCP_PORT = 20443, 20432, 21443, 21432
 NAMES = {"quiet": "quiet.example", "busy": "busy.example"}
 CONNECTIONS = 8
 FLOOD_CLIENTS = 2
+LEAST = 19
+"""The least processor time, for what floods: it gets what the others leave."""
 BODY = b"x" * 200
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
 REQUEST = f"GET /simple/thing/?a=b HTTP/1.1\r\nHost: {{}}:{TLS_PORT}\r\nUser-Agent: bench/1\r\nAccept: */*\r\nAccept-Encoding: gzip\r\n\r\n"
@@ -50,11 +53,13 @@ PROXY_STREAM = 32 * 1024 * 1024
 Started = Any  # multiprocessing's Event, whose class is a function's
 
 
-def serve_origin(context: ssl.SSLContext, started: Started) -> None:
+def serve_origin(address: str, niceness: int, context: ssl.SSLContext, started: Started) -> None:
     """The process of a site that answers every request with the same, and of a server that sends as many octets as it is asked for.
 
     Threads and plain sockets: what the bench itself costs is taken from what it measures.
     """
+
+    os.nice(niceness)
 
     def site(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -74,7 +79,7 @@ def serve_origin(context: ssl.SSLContext, started: Started) -> None:
             serving(sock)
 
     def accept(port: int, serving: Callable[[socket.socket], None]) -> None:
-        with socket.create_server((ORIGIN, port), backlog=1024) as listener:
+        with socket.create_server((address, port), backlog=1024) as listener:
             while True:
                 threading.Thread(target=serve, args=(serving, listener.accept()[0]), daemon=True).start()
 
@@ -95,6 +100,7 @@ class Unrecorded:
 
 def policy_of(name: str) -> EgressSpec:
     """Lets one name pass, over TLS that is looked into and as octets."""
+    origin = ORIGIN_OF_FLOOD if name == NAMES["busy"] else ORIGIN
     rules = [
         {
             "id": kind,
@@ -108,7 +114,7 @@ def policy_of(name: str) -> EgressSpec:
     document = {
         "version": 1,
         "rules": rules,
-        "dns": {"records": {name: [ORIGIN], f"tcp.{name}": [ORIGIN]}},
+        "dns": {"records": {name: [origin], f"tcp.{name}": [origin]}},
         "limits": {"connections": 1024, "connections_per_s": 10_000},
     }
     text = canonical(load(json.dumps(document)))
@@ -126,7 +132,7 @@ def serve_gateways(ca: Path, idle: int, started: Started, told: Any) -> None:
 
 
 async def _serve_gateways(ca: Path, idle: int, started: Started, told: Any) -> None:
-    network = ipaddress.ip_network(f"{ORIGIN}/32")
+    network = ipaddress.ip_network("127.0.0.0/30")
     dialler = Dialler(
         OutConfig(extra_ca=(ca,), host_services=tuple(HostService(network, port) for port in (TLS_PORT, TCP_PORT)))
     )
@@ -267,7 +273,7 @@ def stream_mib_per_s(where: tuple[str, int], octets: int) -> float:
 
 def flood(where: tuple[str, int], name: str, stop: Started) -> None:
     """Opens connections as fast as it can, with what processor time the others leave: it is the gateway's sharing that is measured."""
-    os.nice(19)
+    os.nice(LEAST)
     context, request = unverified(), REQUEST.format(name).encode()
     while not stop.is_set():
         try:
@@ -345,10 +351,12 @@ def measure(runs: int, proxy: str, idle: int, seconds: float, folder: Path) -> N
     ca = folder / "ca.pem"
     ca.write_text(authority.certificate)
     with ExitStack() as stack:
-        served, opened, told = context.Event(), context.Event(), context.Value("d", 0.0)
-        stack.enter_context(process(serve_origin, site[0], served))
+        served, flooded, opened = context.Event(), context.Event(), context.Event()
+        told = context.Value("d", 0.0)
+        stack.enter_context(process(serve_origin, ORIGIN, 0, site[0], served))
+        stack.enter_context(process(serve_origin, ORIGIN_OF_FLOOD, LEAST, site[0], flooded))
         stack.enter_context(process(serve_gateways, ca, idle, opened, told))
-        if not (served.wait(30) and opened.wait(60)):
+        if not (served.wait(30) and flooded.wait(30) and opened.wait(60)):
             raise RuntimeError("the origin or the gateways did not start")
         if proxy:
             stack.enter_context(mitmproxy(proxy, folder))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hatchway.egress.bounds import Bucket
 
-AT_ONCE = 16
+AT_ONCE = 4
 """Connections that are taken before the loop turns to other sandboxes."""
 EXHAUSTED_PAUSE_S = 0.5
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}

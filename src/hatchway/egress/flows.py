@@ -145,6 +145,7 @@ class Flow:
         self.gateway.done(self)
 
     async def _run(self) -> None:
+        await self.gateway.shares.turns.take()
         try:
             keep_alive(self._sock)
             _, client = await asyncio.get_running_loop().connect_accepted_socket(
@@ -303,6 +304,7 @@ class Flow:
         hello = await peeking.hello(client, within)
         if hello is not None:
             self.sni = hello.server_name or ""
+        await self.gateway.shares.turns.take()
         return hello
 
     def _check_name(self, hello: ClientHello) -> None:
@@ -319,7 +321,7 @@ class Flow:
     async def _client_tls(self, client: TcpStream, alpn: tuple[str, ...]) -> TlsStream:
         context = self.gateway.leaf(self.host, alpn)
         try:
-            return await tls.handshake(client, context, server_side=True, turn=self.gateway.turn)
+            return await tls.handshake(client, context, server_side=True, turn=self.gateway.shares.handshake)
         except ssl.SSLError as error:
             self._teller.tls_failed(error)
             raise

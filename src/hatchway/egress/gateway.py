@@ -30,6 +30,7 @@ from hatchway.egress.flows import Flow
 from hatchway.egress.http.seam import FlowError, Http
 from hatchway.egress.peeking import Denied
 from hatchway.egress.rates import Rates
+from hatchway.egress.shares import MAX_OUTSIDE, Shares
 from hatchway.egress.streams import MAX_RECEIVED, TcpStream
 from hatchway.egress.synthetic import NamesExhausted, SyntheticNames
 from hatchway.egress.upstream import Dialler, Target
@@ -115,8 +116,7 @@ class Gateway:
             raise _bad_key(error) from error
         self.placeholders = _placeholders(spec.credentials)
         self._flows: set[Flow] = set()
-        self.turn = asyncio.Lock()
-        """Whose handshake gets on: see `tls.handshake`."""
+        self.shares = Shares(clock)
         self.room = 0
         """How much a direction of a stream may hold: the bound on all of them, divided by how many there are."""
         self._shares = 0
@@ -381,6 +381,23 @@ class Gateway:
             addresses=addresses,
             via="" if proxy is None else proxy.url,
         )
+
+    async def take_outside(self) -> None:
+        """One more connection to the outside; each is given back by `give_outside`. Raises `FlowError("limit")`."""
+        limit = max(MAX_OUTSIDE, 2 * self.policy.limits.connections)
+        if self.shares.outside >= limit:
+            for flow in self._flows:
+                flow.outward.spare()
+            await asyncio.sleep(0)  # what was aborted is given back
+        if self.shares.outside >= limit:
+            raise FlowError(
+                "limit", f"this sandbox has {limit} connections to the outside; try again when some have ended", 429
+            )
+        self.shares.outside += 1
+
+    def give_outside(self) -> None:
+        """See `take_outside`."""
+        self.shares.outside -= 1
 
     def status(self) -> GatewayStatus:
         """Counts since it was opened, and what is open now."""

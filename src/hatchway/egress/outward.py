@@ -1,6 +1,7 @@
 """The connections of one flow to the outside: where each went, and whether it may still be there."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from hatchway.domain.policy.addresses import Address, parse_address
@@ -27,6 +28,7 @@ class Outward:
         self._flow = flow
         self._counted = counted
         self._ended = False
+        self._scarce: list[Callable[[], None]] = []
         self.streams: set[TcpStream] = set()
         self._places: dict[Stream, Address] = {}
         """Where the open ones lead that this process dialled to an address, or the broker did."""
@@ -41,19 +43,22 @@ class Outward:
         gateway = self._flow.gateway
         under: list[TcpStream] = []
 
-        def made(stream: TcpStream) -> None:
-            under.append(stream)
-            self._made(stream)
-            judge()
+        async with self._place_outside() as taken:
 
-        dialled = await gateway.dialler.dial(
-            gateway.target(self._flow, verdict, tls=tls),
-            gateway.resolver,
-            alpn=alpn,
-            counted=self._counted,
-            made=made,
-            turn=gateway.turn,
-        )
+            def made(stream: TcpStream) -> None:
+                under.append(stream)
+                taken(stream)
+                self._made(stream)
+                judge()
+
+            dialled = await gateway.dialler.dial(
+                gateway.target(self._flow, verdict, tls=tls),
+                gateway.resolver,
+                alpn=alpn,
+                counted=self._counted,
+                made=made,
+                turn=gateway.shares.handshake,
+            )
         self._note(dialled)
         self._place(dialled.stream, under[0], dialled.address)
         return dialled.stream, dialled.alpn
@@ -61,9 +66,15 @@ class Outward:
     async def leg(self, verdict: Verdict, credential: str, *, judge: Callable[[], None] = lambda: None) -> Stream:
         """A stream to the broker, which connects for what `verdict` lets pass. `judge`: before the broker is asked. Raises `FlowError`."""
         gateway = self._flow.gateway
-        leg = await gateway.leg(self._flow, verdict, credential)
-        judge()
-        stream, answer = await gateway.dialler.leg(leg, counted=self._counted, made=self._made)
+        async with self._place_outside() as taken:
+
+            def made(stream: TcpStream) -> None:
+                taken(stream)
+                self._made(stream)
+
+            leg = await gateway.leg(self._flow, verdict, credential)
+            judge()
+            stream, answer = await gateway.dialler.leg(leg, counted=self._counted, made=made)
         self._place(stream, stream, answer.peer_address)
         return stream
 
@@ -83,6 +94,28 @@ class Outward:
         self._ended = True
         for stream in list(self.streams):
             stream.abort()
+
+    @asynccontextmanager
+    async def _place_outside(self) -> AsyncIterator[Callable[[TcpStream], None]]:
+        """One of the connections to the outside that a sandbox may have, which it gives back itself once it is made. Raises `FlowError("limit")`."""
+        gateway = self._flow.gateway
+        await gateway.shares.turns.take()
+        await gateway.take_outside()
+        places = [gateway.give_outside]
+        try:
+            yield lambda stream: stream.when_lost(places.pop())
+        finally:
+            if places:
+                places.pop()()
+
+    def when_scarce(self, callback: Callable[[], None]) -> None:
+        """See `http.seam.BoundFlow`."""
+        self._scarce.append(callback)
+
+    def spare(self) -> None:
+        """Closes what is kept for later."""
+        for callback in self._scarce:
+            callback()
 
     def _made(self, stream: TcpStream) -> None:
         if self._ended:

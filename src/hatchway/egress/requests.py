@@ -12,6 +12,7 @@ from hatchway.domain.policy.terms import Terms
 from hatchway.domain.policy.verdicts import Action, Request, Verdict
 from hatchway.egress.http.seam import FlowError, Stream
 from hatchway.egress.outward import policy_changed
+from hatchway.egress.shares import Shares
 
 if TYPE_CHECKING:
     from hatchway.egress.flows import Flow
@@ -107,6 +108,15 @@ class Requests:
     def alpn(self) -> str:
         """See `http.seam.BoundFlow`."""
         return self._flow.alpn
+
+    @property
+    def shares(self) -> Shares:
+        """See `http.seam.BoundFlow`."""
+        return self.gateway.shares
+
+    def when_scarce(self, callback: Callable[[], None]) -> None:
+        """See `http.seam.BoundFlow`."""
+        self._flow.outward.when_scarce(callback)
 
     @property
     def policy(self) -> Policy:

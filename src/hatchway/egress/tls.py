@@ -5,8 +5,12 @@ A stream that ends without close_notify was cut off: `read` raises `StreamLost` 
 
 import asyncio
 import contextlib
+import functools
+import os
 import ssl
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from hatchway.egress.http.seam import StreamLost
@@ -14,11 +18,25 @@ from hatchway.egress.streams import HIGH_WATER, TcpStream
 
 HANDSHAKE_WITHIN_S = 10.0
 READ_AT_ONCE = 64 * 1024
+NICER = 5
+"""By how much the thread of handshakes is nicer than the loop's. By much more, it would be made to wait while it holds the interpreter."""
 
 UNRECOGNIZED_NAME: Final = 112
 ACCESS_DENIED: Final = 49
 HANDSHAKE_FAILURE: Final = 40
 DECODE_ERROR: Final = 50
+
+
+@functools.cache
+def aside() -> ThreadPoolExecutor:
+    """Where OpenSSL does what takes long: it lets go of the interpreter meanwhile. One thread, since a shard has about one processor, and behind the
+    loop: a handshake can wait, and the requests of others shall not."""
+    return ThreadPoolExecutor(1, "tls", initializer=_step_back)
+
+
+def _step_back() -> None:
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICER))
 
 
 def alert(description: int) -> bytes:
@@ -55,11 +73,11 @@ class TlsStream:
         return self._tls.getpeercert(binary_form=True)
 
     async def _shake(self, turn: asyncio.Lock) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             try:
                 async with turn:
-                    await asyncio.sleep(0)
-                    self._tls.do_handshake()
+                    await loop.run_in_executor(aside(), self._tls.do_handshake)
             except ssl.SSLWantReadError:
                 self._flush()
                 data = await self._under.read()
@@ -191,7 +209,8 @@ async def handshake(
 ) -> TlsStream:
     """Does the handshake and returns the stream inside. The one under it stays the caller's when this raises.
 
-    `turn` is that of a sandbox: in each round of the loop one of its handshakes gets on, so that many of them stop nobody else.
+    The steps are done beside the loop (`aside`), since each takes as long as many requests. `turn` is that of a sandbox: one step of one of its
+    handshakes is done at a time, so that many of them stop nobody else's.
 
     Raises `ssl.SSLError` (with what the peer's certificate lacks), `StreamLost`, and `TimeoutError` after `within` seconds.
     """

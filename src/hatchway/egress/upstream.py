@@ -26,7 +26,7 @@ from hatchway.domain.policy.verdicts import Action, Verdict
 from hatchway.egress.http.seam import FlowError, StreamLost
 from hatchway.egress.resolver import NameServer, Resolved, Resolver
 from hatchway.egress.streams import TcpStream
-from hatchway.egress.tls import TlsStream, handshake
+from hatchway.egress.tls import TlsStream, aside, handshake
 from hatchway.wire.broker import MAX_LEG_HEAD, Leg, LegAnswer
 from hatchway.wire.paths import address as reachable_path
 
@@ -246,7 +246,7 @@ class Dialler:
     async def _secure(
         self, dialled: Dialled, under: TcpStream, target: Target, alpn: tuple[str, ...], turn: asyncio.Lock | None
     ) -> None:
-        context = self._context(target, alpn)
+        context = await self._context(target, alpn)
         try:
             stream = await handshake(under, context, server_side=False, server_hostname=target.host, turn=turn)
         except ssl.SSLCertVerificationError as error:
@@ -262,11 +262,11 @@ class Dialler:
             raise FlowError("tls_failed", f"the key of {target.host} is none of those that the rule names")
         dialled.stream, dialled.alpn = stream, stream.alpn
 
-    def _context(self, target: Target, alpn: tuple[str, ...]) -> ssl.SSLContext:
+    async def _context(self, target: Target, alpn: tuple[str, ...]) -> ssl.SSLContext:
         key = (target.terms.upstream_ca, target.terms.tls_min, alpn)
         context = self._contexts.get(key)
-        if context is None:
-            context = self._make_context(target, alpn)
+        if context is None:  # the system's authorities take some ten milliseconds
+            context = await asyncio.get_running_loop().run_in_executor(aside(), self._make_context, target, alpn)
             while len(self._contexts) >= MAX_CONTEXTS:
                 self._contexts.pop(next(iter(self._contexts)))
             self._contexts[key] = context

@@ -35,6 +35,7 @@ class Exchanges:
         self._busy: set[Line] = set()
         self._policy: object = None
         self._terms = TermsBook()
+        flow.when_scarce(self._spare)
 
     async def run(self, incoming: Incoming) -> None:
         """Carries one request; its client is told all that goes wrong. Raises `Over`."""
@@ -77,6 +78,11 @@ class Exchanges:
         for line in [*self._busy, *self._kept]:
             line.stream.abort()
         self._busy.clear()
+        self._kept.clear()
+
+    def _spare(self) -> None:
+        for line in self._kept:
+            line.stream.abort()
         self._kept.clear()
 
     def _judged(self, request: Request, head: RequestHead) -> tuple[Verdict, Going]:

@@ -62,6 +62,9 @@ class Http1:
                 if head.upgrade == "websocket":
                     await websocket.serve(self, incoming)
                     return
+                await (
+                    self.exchanges.flow.shares.turns.take()
+                )  # requests that were sent ahead, on however many connections
                 await self.exchanges.run(incoming)
             except (Over, TimeoutError):
                 self.client.abort()
@@ -69,8 +72,6 @@ class Http1:
             if not incoming.may_go_on:
                 return
             self._served += 1
-            if self.data:
-                await asyncio.sleep(0)  # requests that were sent ahead take turns with all others
 
     async def refuse(self, judge: "Callable[[RequestHead], HatchwayError]") -> None:
         """Reads one request and answers it with an error. Raises `StreamLost`."""

@@ -4,7 +4,6 @@ The library speaks the protocol; what it lets through and servers read different
 """
 
 import asyncio
-import collections
 import contextlib
 import re
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,26 +16,24 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from hatchway.domain.errors import HatchwayError, HeadTooLarge, TooSlow
+from hatchway.domain.errors import Exhausted, HatchwayError, HeadTooLarge, TooSlow
 from hatchway.egress.http import heads, refusals
 from hatchway.egress.http.carrying import MAX_HERE
 from hatchway.egress.http.exchanges import Exchanges
+from hatchway.egress.http.frames import Frames, TooMuch, Unpacker
 from hatchway.egress.http.heads import Fields, RequestHead, Unclear
 from hatchway.egress.http.http1 import BODY_IDLE_S, HEAD_WITHIN_S, IDLE_S, MIN_RATE, TAKE_WITHIN_S
 from hatchway.egress.http.incoming import Over
 from hatchway.egress.http.seam import Stream, StreamLost
 from hatchway.egress.http.waiting import Alarm
+from hatchway.egress.shares import MAX_STREAMS as MAX_STREAMS_OF_SANDBOX
 
 MAX_STREAMS = 64
 WINDOW = 64 * 1024
 """Octets of a request's body that wait here at most."""
-MAX_RESETS = 100
-RESETS_WITHIN_S = 10.0
-"""So many streams that are given up in such a time end the connection."""
-MAX_CONTROL = 2_000
-"""And so many frames that ask for nothing."""
-_SLICE = 4 * 1024
-"""Octets that are parsed before others have their turn."""
+
+PADDING_AT_ONCE = 8 * 1024
+"""Octets of nothing but padding that wake who waits for a body, so that the window is given back."""
 
 _PSEUDO = (":method", ":scheme", ":authority", ":path")
 _PATH = re.compile(r"/[!\"$-~]*", re.ASCII)
@@ -144,11 +141,11 @@ class Http2:
                 h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: WINDOW,
             },
         )
-        self.h2.decoder.max_header_list_size = heads.MAX_HEAD + 32 * heads.MAX_FIELDS
+        self.h2.decoder = Unpacker()
         self.streams: dict[int, Incoming2] = {}
+        self.frames = Frames(exchanges.flow.shares)
+        self._shares = exchanges.flow.shares
         self._tasks: set[asyncio.Task[None]] = set()
-        self._resets: collections.deque[float] = collections.deque()
-        self._control: collections.deque[float] = collections.deque()
         self._judge: Callable[[RequestHead], HatchwayError] | None = None
         self._over = False
         self._failed: BaseException | None = None
@@ -196,13 +193,33 @@ class Http2:
                     raise StreamLost("the client ended in the middle of a stream")
                 return
             first = False
-            for at in range(0, len(data), _SLICE):
-                if not self._feed(data[at : at + _SLICE]):
-                    await self.client.drain()
-                    return
-                await asyncio.sleep(0)
-            async with asyncio.timeout(TAKE_WITHIN_S):
-                await self.client.drain()
+            try:
+                for piece in self.frames.turns(data):
+                    await self._shares.turns.take()
+                    if not self._feed(piece):
+                        await self.client.drain()
+                        return
+                    # What a client makes us say, and does not take, ends what it can make us do.
+                    async with asyncio.timeout(TAKE_WITHIN_S):
+                        await self.client.drain()
+            except TooMuch as error:
+                await self._calm(error)
+                return
+
+    async def _calm(self, error: TooMuch) -> None:
+        """The client sends more than it may: the connection ends, and says why."""
+        self.exchanges.record_unread(
+            Exhausted(
+                "too_many_frames", f"A connection over HTTP/2 brought {error}.", "Open fewer streams, more slowly."
+            )
+        )
+        with contextlib.suppress(h2.exceptions.ProtocolError):
+            self.h2.close_connection(_CODES.ENHANCE_YOUR_CALM, str(error).encode())
+        self.flush()
+        self._over = True
+        self._end_streams()
+        async with asyncio.timeout(TAKE_WITHIN_S):
+            await self.client.drain()
 
     def _feed(self, data: bytes) -> bool:
         """Takes octets; False: the connection is at its end."""
@@ -232,23 +249,21 @@ class Http2:
         elif isinstance(event, h2.events.StreamReset):
             if event.stream_id in self.streams:
                 self.streams[event.stream_id].reset()
-            self._count(self._resets, MAX_RESETS)
         elif isinstance(event, h2.events.WindowUpdated):
             for stream in list(self.streams.values()) if event.stream_id == 0 else [self.streams.get(event.stream_id)]:
                 if stream is not None:
                     stream.window.set()
-            self._count(self._control, MAX_CONTROL * 10)
         elif isinstance(event, h2.events.RemoteSettingsChanged):
             for stream in self.streams.values():
                 stream.window.set()
-            self._count(self._control, MAX_CONTROL)
         elif isinstance(event, h2.events.ConnectionTerminated):
             self._over = not self.streams
-        elif isinstance(event, h2.events.PingReceived | h2.events.PriorityUpdated | h2.events.UnknownFrameReceived):
-            self._count(self._control, MAX_CONTROL)
 
     def _begin(self, event: h2.events.RequestReceived) -> None:
         assert event.stream_id is not None
+        if self._shares.streams >= MAX_STREAMS_OF_SANDBOX:
+            self._refuse_stream(event.stream_id)
+            return
         raw = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
         ended = event.stream_ended is not None
         try:
@@ -264,13 +279,25 @@ class Http2:
         else:
             self._start(stream, self._run(stream))
 
+    def _refuse_stream(self, number: int) -> None:
+        """Beyond what the sandbox may have in hand over all its connections: nothing of it was done, and it may be tried again."""
+        self.exchanges.record_unread(
+            Exhausted(
+                "limit", f"{MAX_STREAMS_OF_SANDBOX} streams of this sandbox are in hand.", "Wait until some have ended."
+            )
+        )
+        with contextlib.suppress(h2.exceptions.ProtocolError):
+            self.h2.reset_stream(number, _CODES.REFUSED_STREAM)
+
     def _start(self, stream: "Incoming2", work: Coroutine[Any, Any, None]) -> None:
         self.streams[stream.number] = stream
+        self._shares.streams += 1
         stream.task = task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
 
         def over(task: "asyncio.Task[None]") -> None:
             self._tasks.discard(task)
+            self._shares.streams -= 1
             self.streams.pop(stream.number, None)
             stream.leave()
             self.flush()
@@ -288,35 +315,27 @@ class Http2:
 
     async def _to_end(self, stream: "Incoming2", work: Coroutine[Any, Any, None]) -> None:
         try:
+            await self._shares.turns.take()
             await work
         except (Over, StreamLost, TimeoutError):
             stream.break_off()
+        finally:
+            work.close()  # where it was given up before its turn
 
     def _data(self, event: h2.events.DataReceived) -> None:
         assert event.stream_id is not None
         size = event.flow_controlled_length or 0
         stream = self.streams.get(event.stream_id)
-        if not size:
-            self._count(self._control, MAX_CONTROL)
         if stream is None or stream.gone:
             self.took(event.stream_id, size)
         else:
-            stream.feed(bytes(event.data or b""), size)
+            stream.feed(event.data or b"", size)
 
     def took(self, number: int, size: int) -> None:
         """Octets of a body went on: the client may send so many more."""
         if size:
             with contextlib.suppress(h2.exceptions.ProtocolError):  # the stream is closed, and its window with it
                 self.h2.acknowledge_received_data(size, number)
-
-    def _count(self, times: collections.deque[float], limit: int) -> None:
-        now = asyncio.get_running_loop().time()
-        times.append(now)
-        while times[0] < now - RESETS_WITHIN_S:
-            times.popleft()
-        if len(times) >= limit:
-            self._go_away(_CODES.ENHANCE_YOUR_CALM)
-            self._end_streams()
 
     def _go_away(self, code: h2.errors.ErrorCodes) -> None:
         with contextlib.suppress(h2.exceptions.ProtocolError):
@@ -342,7 +361,9 @@ class Incoming2:
         """Nobody takes its body, or its answer, any more."""
         self._connection = connection
         self._h2 = connection.h2
-        self._pieces: list[tuple[bytes, int]] = []
+        self._here = bytearray()
+        self._taken = 0
+        """Octets of the window that what is here takes."""
         self._ended = ended
         self._came = asyncio.Event()
         self.begun = False
@@ -352,10 +373,12 @@ class Incoming2:
 
     # -- from the connection
 
-    def feed(self, data: bytes, size: int) -> None:
+    def feed(self, data: "bytes | bytearray | memoryview", size: int) -> None:
         """Octets of the body came, and took `size` of the window."""
-        self._pieces.append((data, size))
-        self._came.set()
+        self._here += data
+        self._taken += size
+        if self._here or self._taken >= PADDING_AT_ONCE:
+            self._came.set()
 
     def ended(self) -> None:
         """The body is whole."""
@@ -377,9 +400,7 @@ class Incoming2:
         """It is over: what is left of the body makes room in the connection's window."""
         self.gone = True
         self.alarm.stop()
-        for _, size in self._pieces:
-            self._connection.took(self.number, size)
-        self._pieces.clear()
+        self._take()
         if not self._ended and self._finished:  # an answer before the end of the body: the rest is not wanted
             self._reset_stream(_CODES.NO_ERROR)
 
@@ -387,9 +408,9 @@ class Incoming2:
 
     def body_here(self) -> bytes | None:
         """See `Incoming`."""
-        if not self._ended or sum(len(data) for data, _ in self._pieces) > MAX_HERE:
+        if not self._ended or len(self._here) > MAX_HERE:
             return None
-        return b"".join(self._next() for _ in range(len(self._pieces)))
+        return self._take()
 
     async def piece(self, alarm: Alarm) -> bytes:
         """See `Incoming`."""
@@ -397,8 +418,8 @@ class Incoming2:
         while True:
             if self.gone:
                 raise StreamLost("the client gave the stream up")
-            if self._pieces:
-                piece = self._next()
+            if self._taken:
+                piece = self._take()
                 self._connection.flush()
                 self._read += len(piece)
                 if self._waited > BODY_IDLE_S and self._read < self._waited * MIN_RATE:
@@ -418,7 +439,7 @@ class Incoming2:
 
     def go_on(self) -> None:
         """See `Incoming`."""
-        if self.head.expects and not self._pieces and not self.begun:
+        if self.head.expects and not self._taken and not self.begun:
             self._headers([(":status", "100")])
 
     def begin(self, status: int, reason: str, answered: Fields, length: int | None, *, bodiless: bool) -> None:
@@ -437,6 +458,7 @@ class Incoming2:
             part = piece[at : at + room]
             with _lost_stream():
                 self._h2.send_data(self.number, part)
+            self._connection.frames.sent(len(part))
             at += len(part)
             self._connection.flush()
             await self.alarm.within(TAKE_WITHIN_S, self._connection.client.drain())
@@ -464,8 +486,11 @@ class Incoming2:
             self._reset_stream(_CODES.INTERNAL_ERROR)
         self._give_up()
 
-    def _next(self) -> bytes:
-        data, size = self._pieces.pop(0)
+    def _take(self) -> bytes:
+        """All of the body that is here."""
+        data, size = bytes(self._here), self._taken
+        self._here.clear()
+        self._taken = 0
         self._connection.took(self.number, size)
         return data
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from hatchway.domain.policy.compiled import Policy
 from hatchway.domain.policy.verdicts import Request, Verdict
+from hatchway.egress.shares import Shares
 
 
 class FlowError(Exception):
@@ -132,6 +133,15 @@ class BoundFlow(Protocol):
     @property
     def alpn(self) -> str:
         """What was agreed with the client: `h2`, or `http/1.1` (also where nothing was said)."""
+        ...
+
+    @property
+    def shares(self) -> Shares:
+        """What its sandbox may use of the shard. What a client can have done as often as it likes waits for one of its turns."""
+        ...
+
+    def when_scarce(self, callback: Callable[[], None]) -> None:
+        """`callback` is to close connections to the outside that are kept for later: the sandbox has as many as it may, and wants another."""
         ...
 
     @property

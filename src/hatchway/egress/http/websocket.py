@@ -195,6 +195,9 @@ def _switch(answer: AnswerHead, key: str, protocol: str) -> bytes:
     return head_of("HTTP/1.1 101 Switching Protocols", passed)
 
 
+_FRAMES_AT_ONCE = 16
+
+
 class _Relay:
     """The messages of an open WebSocket."""
 
@@ -321,8 +324,8 @@ class _Relay:
         if self._tokens < 1:
             raise _Ended(CloseReason.POLICY_VIOLATION, f"more than {FRAMES_PER_S} frames a second")
         self._tokens -= 1
-        if int(self._tokens) % 64 == 0:
-            await asyncio.sleep(0)
+        if int(self._tokens) % _FRAMES_AT_ONCE == 0:
+            await self._exchanges.flow.shares.turns.take()
 
     # -- to the client
 
