@@ -13,18 +13,17 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.exceptions import ConnectionClosed
 
-from .aterminal import open_socket
 from .atransport import AsyncDriver
 from .config import Config
-from .errors import ConnectionFailed, HatchwayError, InvalidRequest, TransferFailed, Unauthenticated
+from .connecting import PIECE, open_tunnel
+from .errors import ConnectionFailed, HatchwayError, InvalidRequest, TransferFailed
 from .reach import Reach, check_port
-from .wires import EOF, is_eof, refusal, tunnel
+from .wires import EOF, is_eof
 
 MAX_CONNECTIONS = 128
 """Connections of one listener at a time; further ones wait until one ends."""
-PIECE = 64 * 1024
 
 OnError: TypeAlias = Callable[[HatchwayError], None]
 """Told of each connection that could not be made or broke, for example because nothing listens in the sandbox."""
@@ -106,7 +105,7 @@ class AsyncForward:
             writer.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        wire = await self._dial()
+        wire = await open_tunnel(self._driver, self._reach, self._remote)
         sending = asyncio.ensure_future(_to_sandbox(reader, wire))
         receiving = asyncio.ensure_future(_to_client(wire, writer))
         try:
@@ -126,21 +125,6 @@ class AsyncForward:
                 task.cancel()
             await asyncio.gather(sending, receiving, return_exceptions=True)
             wire.transport.abort()
-
-    async def _dial(self) -> ClientConnection:
-        """Opens a WebSocket; once more with a fresh token when the one at hand is not taken any more."""
-        for again in (True, False):
-            dial, token = await self._driver.run(tunnel(self._reach, self._remote))
-            try:
-                return await open_socket(self._driver, dial)
-            except InvalidStatus as error:
-                refused = refusal(error.response.status_code, error.response.body)
-                if not (again and isinstance(refused, Unauthenticated)):
-                    raise refused from None
-                self._reach.forget("ports", token)
-            except (OSError, InvalidHandshake, EOFError) as error:
-                raise ConnectionFailed(f"The node cannot be reached: {error}") from None
-        raise AssertionError("the last round returns or raises")
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -1,18 +1,28 @@
 """The ASGI application: what a request is for is looked at once, here."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hatchway.client import errors as ours
-from hatchway.e2b import errors, origin
+from hatchway.e2b import errors, origin, refusals
 from hatchway.e2b.config import E2bConfig
 from hatchway.e2b.errors import E2bError
-from hatchway.e2b.identity import Identity
+from hatchway.e2b.heads import first_of_each
+from hatchway.e2b.identity import Identity, same
+from hatchway.e2b.ports import Admission, Ports
 from hatchway.e2b.reaching import Reaching
+from hatchway.e2b.resuming import Resuming, settings_of
+from hatchway.e2b.upgrades import upgrades_of
 from hatchway.wire.tracing import Traced
+
+if TYPE_CHECKING:
+    from hatchway.client.models import SandboxInfo
+
+ACCESS_TOKEN = "x-access-token"
 
 TARGET = "hatchway.e2b.target"
 """In the state of a request for a sandbox: its `origin.Target`."""
@@ -34,23 +44,51 @@ class Wrapper:
     reaching: Reaching
 
 
-def make_app(wrapper: Wrapper) -> ASGIApp:
-    """The wrapper as one origin: its API, and what goes to sandboxes."""
-    from hatchway.e2b.control.routes import make_api
+class App:
+    """The wrapper as one origin: its API, and what goes to sandboxes. An ASGI application; `upgrades` takes over what asks for a WebSocket."""
 
-    api = make_api(wrapper)
-    envd: ASGIApp = _later
-    ports: ASGIApp = _later
+    def __init__(self, wrapper: Wrapper) -> None:
+        from hatchway.e2b.control.routes import make_api
 
-    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-        target = origin.target(_headers(scope))
+        self._wrapper = wrapper
+        self._domains = wrapper.config.domains
+        self._resuming = Resuming(wrapper.reaching)
+        admission = Admission(self._resuming, wrapper.identity)
+        self._api = make_api(wrapper)
+        self._envd: ASGIApp = _later
+        self._ports = Ports(admission)
+        self.upgrades = upgrades_of(admission, self._target)
+        self._served = Traced(_Answering(self._dispatch))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        await self._served(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = first_of_each(scope["headers"])
+        target = self._target(headers)
         if target is None:
-            await api(scope, receive, send)
+            await self._api(scope, receive, send)
             return
         scope.setdefault("state", {})[TARGET] = target
-        await (envd if target.envd else ports)(scope, receive, send)
+        if target.envd:
+            await self._resuming.running(target.sandbox_id, lambda info: self._may_command(info, headers))
+            await self._envd(scope, receive, send)
+        else:
+            await self._ports.serve(target, scope, receive, send)
 
-    return Traced(_Answering(dispatch))
+    def _target(self, headers: Mapping[str, str]) -> origin.Target | None:
+        return origin.target(headers, self._domains)
+
+    def _may_command(self, info: "SandboxInfo", headers: Mapping[str, str]) -> bool:
+        """Whether a request has the right to commands and files, by which it may resume the sandbox too."""
+        given = headers.get(ACCESS_TOKEN)
+        return settings_of(info).get("secure") is False or same(given, self._wrapper.identity.envd_token(info.id))
+
+
+def make_app(wrapper: Wrapper) -> App:
+    """The wrapper as an application."""
+    return App(wrapper)
 
 
 class _Answering:
@@ -86,15 +124,8 @@ class _Answering:
             closing = {"type": "websocket.close", "reason": failure.message[:120]}
             await send({**closing, "code": POLICY_VIOLATION})
             return
-        await errors.answer(failure)(scope, receive, send)
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """The first of each name."""
-    found: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
-    return found
+        answer = refusals.answer(failure, first_of_each(scope["headers"]), scope["method"])
+        await answer(scope, receive, send)
 
 
 async def _later(scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,3 +14,10 @@ class E2bConfig:
     """The socket of the control plane that it asks over: `wire.behalf.SOCKET`."""
     secret: bytes | None = field(default=None, repr=False)
     """What tokens of sandboxes are derived from, where several wrappers share it; None: one that is made at first and kept in the folder."""
+    domain: str | None = None
+    """Under which ports of sandboxes have names, `PORT-ID.DOMAIN`; SDKs are told. None: they go by their own settings."""
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains all names under which are ours: without the port that SDKs may be told beside."""
+        return () if self.domain is None else (self.domain.partition(":")[0],)

@@ -16,10 +16,22 @@ _HEADERS = {"cache-control": "no-store"}
 
 
 class E2bError(Exception):
-    """An error as E2B shows it. `error_code` is its word for programs, where it has one; `retry` whether a client may repeat the request by itself."""
+    """An error as E2B shows it. `error_code` is its word for programs, where it has one; `retry` whether a client may repeat the request by itself.
 
-    def __init__(self, status: int, message: str, *, error_code: str | None = None, retry: bool | None = None) -> None:
+    `more` are further members of the body: answers of the data plane name the sandbox and the port.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        error_code: str | None = None,
+        retry: bool | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(f"{status}: {message}")
+        self.more = dict(more or {})
         self.status = status
         self.message = message
         self.error_code = error_code
@@ -28,7 +40,7 @@ class E2bError(Exception):
 
 def answer(error: E2bError, more: Mapping[str, str] | None = None) -> Response:
     """The answer for an error."""
-    body: dict[str, Any] = {"code": error.status, "message": error.message}
+    body: dict[str, Any] = {**error.more, "code": error.status, "message": error.message}
     if error.error_code is not None:
         body["error_code"] = error.error_code
     headers = {**_HEADERS, **(more or {})}

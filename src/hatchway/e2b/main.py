@@ -53,7 +53,8 @@ async def serve(
         loop.add_signal_handler(number, ending.set)
     secret = identity.load(config.folder) if config.secret is None else config.secret
     wrapper = Wrapper(config=config, identity=identity.Identity(secret), reaching=Reaching(config.control))
-    server = Server(make_app(wrapper), ready=ready, tls=tls)
+    app = make_app(wrapper)
+    server = Server(app, ready=ready, tls=tls, upgrades=app.upgrades)
     serving = loop.create_task(server.serve([listener]))
     turning = loop.create_task(turn(alive))
     waiting = loop.create_task(ending.wait())

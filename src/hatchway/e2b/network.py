@@ -85,6 +85,16 @@ def read(network: Mapping[str, Any] | None, *, internet: bool | None = None, sec
     )
 
 
+def way_in(network: object) -> Settings:
+    """Of settings that were read before, and kept: those about the way in to a sandbox alone."""
+    given = network if isinstance(network, dict) else {}
+    return Settings(
+        allow_public_traffic=given.get("allowPublicTraffic") is not False,
+        mask_request_host=_mask(given.get("maskRequestHost")),
+        https_ports=frozenset(_ports(given.get("httpsPorts"))),
+    )
+
+
 def updated(network: Mapping[str, Any] | None, body: Mapping[str, Any] | None) -> tuple[dict[str, Any], bool | None]:
     """`network` and `allow_internet_access` after an update, which takes the place of all that is about the way out: what it leaves out is cleared.
 

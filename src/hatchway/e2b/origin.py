@@ -1,7 +1,8 @@
 """What a request is for: the API, or a port of a sandbox. One origin serves both.
 
 A host name `PORT-ID.DOMAIN` says it; under any other host the headers `E2b-Sandbox-Id` and `E2b-Sandbox-Port` do; what has neither is for
-the API.
+the API. Of a domain that is ours all names have a meaning: `api.DOMAIN` is the API whatever the headers are, `sandbox.DOMAIN` goes by the headers
+alone, what is none of a port is refused.
 """
 
 import re
@@ -12,6 +13,8 @@ from hatchway.e2b.errors import E2bError
 
 SANDBOX_ID = "e2b-sandbox-id"
 SANDBOX_PORT = "e2b-sandbox-port"
+API, SHARED = "api", "sandbox"
+"""Labels under a domain of ours."""
 ENVD_PORT = 49983
 """Where an SDK believes that the agent of a sandbox listens: commands and files."""
 
@@ -33,17 +36,34 @@ class Target:
         return self.port == ENVD_PORT
 
 
-def target(headers: Mapping[str, str]) -> Target | None:
-    """The sandbox that a request is for, None for the API; names of `headers` are in lower case. Raises `E2bError` 400."""
-    if match := _LABEL.match(headers.get("host", "").lower()):
+def target(headers: Mapping[str, str], domains: tuple[str, ...] = ()) -> Target | None:
+    """The sandbox that a request is for, None for the API; names of `headers` are in lower case. Raises `E2bError` 400.
+
+    `domains` are ours, in lower case and without a port.
+    """
+    host = _name(headers.get("host", ""))
+    if match := _LABEL.match(host):
         return Target(match[2], _port(match[1]), by_host=True)
+    label = next((host.removesuffix(f".{domain}") for domain in domains if host.endswith(f".{domain}")), None)
+    if label == API:
+        return None
+    if label not in (None, SHARED):
+        raise E2bError(400, "Invalid host")
     sandbox_id, port = headers.get(SANDBOX_ID), headers.get(SANDBOX_PORT)
     if sandbox_id is None and port is None:
+        if label == SHARED:
+            raise E2bError(400, "missing header: E2b-Sandbox-Id")
         return None
     if sandbox_id is None or port is None:
         missing = "E2b-Sandbox-Id" if sandbox_id is None else "E2b-Sandbox-Port"
         raise E2bError(400, f"missing header: {missing}")
     return Target(plain_id(sandbox_id), _port(port), by_host=False)
+
+
+def _name(host: str) -> str:
+    """A `Host` without its port, in lower case and without a dot at its end."""
+    name, colon, port = host.strip().lower().rpartition(":")
+    return (name if colon and port.isdecimal() else host.strip().lower()).removesuffix(".")
 
 
 def plain_id(text: str) -> str:

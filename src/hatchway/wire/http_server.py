@@ -5,6 +5,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -27,14 +28,15 @@ class Server(uvicorn.Server):
         ready: Callable[[], None] | None = None,
         tls: ssl.SSLContext | None = None,
         protocol: type[BoundedHead] = BoundedHead,
+        upgrades: Callable[..., asyncio.Protocol] | None = None,
     ) -> None:
-        """`ready` is called once requests are taken."""
+        """`ready` is called once requests are taken. `upgrades` makes what takes over a connection whose client asks for a WebSocket, as uvicorn's `ws`."""
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
                 http=protocol,
-                ws="none",
+                ws=cast(Any, upgrades) or "none",
                 lifespan="off",
                 access_log=False,
                 log_config=None,

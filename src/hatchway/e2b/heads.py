@@ -1,0 +1,116 @@
+"""The heads of requests and answers on their way through the relay: written anew, by what belongs to each connection.
+
+What says how a message goes over one connection stays there; what only we read, the guest does not see; what tells the guest about the
+client comes from us alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import h11
+
+Fields = Sequence[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"expect",
+    }
+)
+_OURS = frozenset(
+    {
+        b"e2b-sandbox-id",
+        b"e2b-sandbox-port",
+        b"e2b-traffic-access-token",
+        b"forwarded",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-port",
+        b"x-forwarded-proto",
+        b"x-forwarded-server",
+        b"x-real-ip",
+    }
+)
+"""Not taken from a client, however it writes them: servers take `_` for `-`."""
+_KEPT = frozenset({b"host", b"content-length", b"cookie", b"set-cookie"})
+"""Not to be removed by naming them in `Connection`."""
+
+
+def first_of_each(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The first of each name, in lower case."""
+    found: dict[str, str] = {}
+    for name, value in fields:
+        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """What the guest is told about the client."""
+
+    peer: str
+    secure: bool
+    host: str
+    """As the client wrote it."""
+    masked: str | None = None
+    """What the guest sees as `Host` instead."""
+
+    def request(self, method: str, target: bytes, raw: Fields, *, upgrade: bytes = b"") -> h11.Request:
+        """The request to the guest; `upgrade` is what the connection shall become. Raises `h11.LocalProtocolError` for what cannot be written."""
+        lower = [(name.lower(), value) for name, value in raw]
+        nominated = _listed(lower, b"connection") - _KEPT
+        kept = [(b"Host", (self.masked if self.masked is not None else self.host).encode("latin-1"))]
+        kept += [
+            (name, value)
+            for name, value in lower
+            if name != b"host"
+            and name not in _HOP_BY_HOP
+            and name not in nominated
+            and name.replace(b"_", b"-") not in _OURS
+        ]
+        if any(name == b"transfer-encoding" for name, _ in lower):
+            kept = [(name, value) for name, value in kept if name != b"content-length"]
+            kept.append((b"Transfer-Encoding", b"chunked"))
+        if upgrade:
+            kept += [(b"Connection", b"Upgrade"), (b"Upgrade", upgrade)]
+        else:
+            kept.append((b"Connection", b"close"))  # this connection is for this request
+        kept += [
+            (b"X-Forwarded-For", self.peer.encode("ascii", "replace")),
+            (b"X-Forwarded-Host", self.host.encode("latin-1")),
+            (b"X-Forwarded-Proto", b"https" if self.secure else b"http"),
+        ]
+        return h11.Request(method=method.encode("ascii"), target=target, headers=kept)
+
+
+def answer_fields(raw: Fields) -> list[tuple[bytes, bytes]]:
+    """The fields of an answer to the client; names in lower case."""
+    lower = [(name.lower(), value) for name, value in raw]
+    nominated = _listed(lower, b"connection") - _KEPT
+    kept = []
+    for name, value in lower:
+        if name in _HOP_BY_HOP or name in nominated:
+            continue
+        if name == b"set-cookie":
+            value = _host_only(value)
+        kept.append((name, value))
+    return kept
+
+
+def _listed(lower: Fields, wanted: bytes) -> set[bytes]:
+    return {one.strip().lower() for name, value in lower if name == wanted for one in value.split(b",")} - {b""}
+
+
+def _host_only(value: bytes) -> bytes:
+    """A cookie of the own name alone, whatever domain the guest asks for: other sandboxes have names under the same one."""
+    pair, *attributes = value.split(b";")
+    kept = [one for one in attributes if one.partition(b"=")[0].strip().lower() != b"domain"]
+    return b";".join([pair, *kept])

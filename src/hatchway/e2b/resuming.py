@@ -1,0 +1,129 @@
+"""Sees to it that a sandbox runs before a request goes to it: waits while it is in the middle of something, and resumes it where it says so.
+
+A sandbox that was seen running a moment ago is taken for running. Who then finds that it is not says so (`doubt`), and comes again.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hatchway.client import errors as ours
+from hatchway.domain.lifecycle import State
+from hatchway.e2b import refusals
+from hatchway.e2b.reaching import Reaching
+from hatchway.wire.behalf import ANNOTATION
+
+if TYPE_CHECKING:
+    from hatchway.client.aio import AsyncSandbox
+    from hatchway.client.models import SandboxInfo
+
+FRESH_S = 1.0
+"""For so long a sandbox that runs is taken for running."""
+WITHIN_S = 50.0
+"""How long a request waits; SDKs give up after 60 seconds."""
+LOOK_AGAIN_S = 0.1
+MIN_TIMEOUT_S = 300.0
+"""What a sandbox that traffic resumed has at least."""
+MAX_KNOWN = 4096
+
+_RUNS_ON = frozenset({"snapshot", "fork", "export", "update"})
+"""Operations in which a sandbox that runs goes on running."""
+_ASLEEP = frozenset({State.PAUSED, State.SUSPENDED})
+
+MayResume = Callable[["SandboxInfo"], bool]
+
+
+def settings_of(info: "SandboxInfo") -> Mapping[str, Any]:
+    """What the wrapper keeps of E2B's settings with a sandbox."""
+    kept = (info.annotations or {}).get(ANNOTATION)
+    return kept if isinstance(kept, dict) else {}
+
+
+class Resuming:
+    """One for the whole wrapper."""
+
+    def __init__(self, reaching: Reaching, *, within_s: float = WITHIN_S) -> None:
+        self._reaching = reaching
+        self._within_s = within_s
+        self._running_at: OrderedDict[str, float] = OrderedDict()
+        self._waking: dict[str, asyncio.Task[None]] = {}
+
+    async def running(self, sandbox_id: str, may_resume: MayResume = lambda _: True) -> "AsyncSandbox":
+        """The handle of a sandbox that runs. `may_resume` tells whether the request has the right to resume it.
+
+        Raises `E2bError`: 502 for one that is not there, or does not run and is not resumed; 403 without the right; 409 for one that goes on
+        changing.
+        """
+        now = asyncio.get_running_loop().time
+        until = now() + self._within_s
+        while True:
+            seen = self._running_at.get(sandbox_id)
+            if seen is not None and now() - seen < FRESH_S:
+                return await self._reached(sandbox_id, looking=False)
+            handle = await self._reached(sandbox_id, looking=True)
+            state, operation = handle.info.state, handle.info.operation
+            kind = "" if operation is None else str(operation.get("kind", ""))
+            if state in (State.DELETED, State.FAILED) or kind == "delete":
+                raise refusals.not_found(sandbox_id)
+            if state == State.RUNNING and (operation is None or kind in _RUNS_ON):
+                self._note(sandbox_id, now())
+                return handle
+            if operation is None:
+                if state not in _ASLEEP or not resumes(handle.info):
+                    raise refusals.not_found(sandbox_id)
+                if not may_resume(handle.info):
+                    raise refusals.may_not_resume(sandbox_id)
+            if now() >= until:
+                raise refusals.in_transition(sandbox_id)
+            if operation is None:
+                await self._resume(handle, until - now())
+            else:
+                await asyncio.sleep(LOOK_AGAIN_S)
+
+    def doubt(self, sandbox_id: str) -> None:
+        """It was found not to run, or is being changed."""
+        self._running_at.pop(sandbox_id, None)
+
+    async def _reached(self, sandbox_id: str, *, looking: bool) -> "AsyncSandbox":
+        try:
+            return await (self._reaching.look if looking else self._reaching.reach)(sandbox_id)
+        except (ours.NotFound, ours.Gone):
+            self.doubt(sandbox_id)
+            raise refusals.not_found(sandbox_id) from None
+
+    def _note(self, sandbox_id: str, now: float) -> None:
+        self._running_at[sandbox_id] = now
+        self._running_at.move_to_end(sandbox_id)
+        while len(self._running_at) > MAX_KNOWN:
+            self._running_at.popitem(last=False)
+
+    async def _wake(self, info: "SandboxInfo") -> None:
+        """With its time from now on, or the least that traffic gives. That is set before it runs, so that no moment is without it."""
+        from hatchway.client import calls
+
+        driver = self._reaching.for_sandbox(info.id)
+        await driver.run(calls.extend_sandbox(info.id, max(info.timeout_s or 0.0, MIN_TIMEOUT_S)))
+        await driver.run(calls.change_sandbox(info.id, "wake", wait=True, timeout_s=WITHIN_S))
+
+    async def _resume(self, handle: "AsyncSandbox", within_s: float) -> None:
+        """Wakes it, once however many requests want that; each waits for as long as it has."""
+        task = self._waking.get(handle.id)
+        if task is None:
+            task = self._waking[handle.id] = asyncio.get_running_loop().create_task(self._wake(handle.info))
+            task.add_done_callback(lambda _: self._waking.pop(handle.id, None))
+        try:
+            async with asyncio.timeout(within_s):
+                await asyncio.shield(task)
+        except TimeoutError:
+            raise refusals.in_transition(handle.id) from None
+        except (ours.Conflict, ours.NotFound, ours.Gone):
+            pass  # something else came first: it is looked at again
+        except (ours.OperationFailed, ours.WaitTimeout):
+            raise refusals.in_transition(handle.id) from None
+
+
+def resumes(info: "SandboxInfo") -> bool:
+    """Whether traffic resumes it."""
+    wanted = settings_of(info).get("autoResume")
+    return bool(wanted.get("enabled")) if isinstance(wanted, dict) else wanted is True
