@@ -46,6 +46,7 @@ void metrics_request(uint32_t request)
     read_text("/proc/meminfo", text, sizeof text);
     write_u64(&writer, F_MEM_TOTAL_KIB, number_after(text, "MemTotal:"));
     write_u64(&writer, F_MEM_AVAILABLE_KIB, number_after(text, "MemAvailable:"));
+    write_u64(&writer, F_MEM_CACHED_KIB, number_after(text, "\nCached:") + number_after(text, "\nBuffers:"));
     fstatfs(agent.upper_fd >= 0 ? agent.upper_fd : agent.root_fd, &fs);
     write_u64(&writer, F_DISK_TOTAL, (uint64_t)fs.f_blocks * (uint64_t)fs.f_bsize);
     write_u64(&writer, F_DISK_FREE, (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize);

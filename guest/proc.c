@@ -332,6 +332,18 @@ static void expire(struct proc *proc, const char *what)
     tree_signal(&proc->tree, leader_of(proc), SIGKILL);
 }
 
+static void deadline_passed(struct proc *proc)
+{
+    if (!proc->timeout_leader) {
+        expire(proc, "");
+        return;
+    }
+    if (!proc->wait_pending && proc->pid > 1) {
+        proc->killed_by_timeout = true;
+        kill(proc->pid, SIGKILL);
+    }
+}
+
 /* The leader may have ended: what it left behind counts on. */
 static void check_cpu_time(struct proc *proc)
 {
@@ -352,7 +364,7 @@ void procs_expire(void)
             if (proc->kind == KIND_CONNECTION)
                 dial_expire(proc);
             else
-                expire(proc, "");
+                deadline_passed(proc);
         }
         if (proc->number != 0 && proc->cpu_check_ns && proc->cpu_check_ns <= now)
             check_cpu_time(proc);

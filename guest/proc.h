@@ -54,6 +54,7 @@ struct proc {
     uint8_t reason;
     bool pty;
     bool killed_by_timeout, killed_by_us; /* by SIGNAL: not by the memory killer */
+    bool timeout_leader;   /* the deadline is the leader's alone */
     bool killed_by_memory; /* we were quicker than the memory killer */
     bool dirty;            /* a PROC frame is due */
     bool resync;           /* the PROC frame of the list after HELLO_ACK is due */

@@ -101,9 +101,10 @@ enum field_tag {
     F_LOAD1_MILLI = 56,
     F_LIMIT_FSIZE = 57,
     F_CA = 58,
+    F_MEM_CACHED_KIB = 59,
 };
 
-enum spawn_flag { SPAWN_STDIN = 1, SPAWN_PTY = 2, SPAWN_MERGE = 4, SPAWN_BUILTIN = 8 };
+enum spawn_flag { SPAWN_STDIN = 1, SPAWN_PTY = 2, SPAWN_MERGE = 4, SPAWN_BUILTIN = 8, SPAWN_TIMEOUT_LEADER = 16 };
 enum setup_flag { SETUP_REPLACE_ENV = 1, SETUP_RENEW_KEYS = 2 };
 enum shutdown_flag { SHUTDOWN_REBOOT = 1 };
 enum close_flag { CLOSE_IF_OVER = 1 };

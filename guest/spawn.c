@@ -333,6 +333,7 @@ int spawn_start(struct proc *proc, const struct spawn_request *request)
     }
     job->proc = proc;
     proc->job = job;
+    proc->timeout_leader = request->flags & SPAWN_TIMEOUT_LEADER;
     if (request->timeout_ms)
         proc_set_deadline(proc, now_ns() + request->timeout_ms * 1000000u);
     if (request->cpu_ms)

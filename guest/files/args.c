@@ -74,7 +74,7 @@ void args_parse(int argc, char **argv, const char *known)
         size_t length = (size_t)(equals - argv[i]), plain = length;
         if (length > strlen(suffix) && memcmp(equals - strlen(suffix), suffix, strlen(suffix)) == 0) {
             plain = length - strlen(suffix);
-            if (!named_in("path from to after", argv[i], plain))
+            if (!named_in("path from to after attributes", argv[i], plain))
                 plain = length;
         }
         if (!named_in(known, argv[i], plain))

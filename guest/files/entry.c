@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "args.h"
+#include "attributes.h"
 #include "octets.h"
 #include "path.h"
 
@@ -81,6 +83,13 @@ const char *user_name(uid_t uid)
     return name_of(&users, uid);
 }
 
+const char *passwd_text(void)
+{
+    if (!users.text)
+        users.text = read_accounts(users.path);
+    return users.text;
+}
+
 const char *group_name(gid_t gid)
 {
     return name_of(&groups, gid);
@@ -122,12 +131,49 @@ static int64_t nanoseconds(const struct timespec *time)
     return (int64_t)time->tv_sec * second + time->tv_nsec;
 }
 
-void entry_members(struct line *line, const char *absolute, const struct stat *st, const char *target)
+static bool links, attributes;
+
+void entry_take(void)
+{
+    links = args_flag("links");
+    attributes = args_has("attributes_of");
+}
+
+/* Where a symbolic link leads in the end: the kernel knows the path of what it opens. */
+static void tell_link(struct line *line, int fd, const struct stat *st)
+{
+    char path[PATH_ROOM];
+    ssize_t length = readlink(path_of_fd(fd), path, sizeof path - 1);
+    if (length <= 0)
+        return;
+    line_key(line, "leads_to");
+    line_raw(line, "{");
+    line_octets(line, "path", path, (size_t)length);
+    line_text(line, "type", type_of(st->st_mode));
+    line_unsigned(line, "mode", st->st_mode & 07777);
+    line_raw(line, "}");
+}
+
+static void tell_more(struct line *line, const struct stat *st, int at, const char *name)
+{
+    struct stat found;
+    int fd = openat(at, name, O_PATH | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &found) == 0) {
+        if (links && S_ISLNK(st->st_mode))
+            tell_link(line, fd, &found);
+        if (found.st_dev == st->st_dev && found.st_ino == st->st_ino)
+            attributes_tell(line, fd);
+    }
+    if (fd >= 0)
+        close(fd);
+}
+
+void entry_members(struct line *line, const char *absolute, const struct stat *st, const char *target, int at, const char *name)
 {
     const char *slash = strrchr(absolute, '/');
-    const char *name = slash && slash[1] ? slash + 1 : absolute;
+    const char *last = slash && slash[1] ? slash + 1 : absolute;
     line_octets(line, "path", absolute, strlen(absolute));
-    line_octets(line, "name", name, strlen(name));
+    line_octets(line, "name", last, strlen(last));
     line_text(line, "type", type_of(st->st_mode));
     line_unsigned(line, "size", (uint64_t)st->st_size);
     line_unsigned(line, "mode", st->st_mode & 07777);
@@ -138,6 +184,8 @@ void entry_members(struct line *line, const char *absolute, const struct stat *s
     line_signed(line, "mtime_ns", nanoseconds(&st->st_mtim));
     if (target)
         line_octets(line, "target", target, strlen(target));
+    if (attributes || (links && S_ISLNK(st->st_mode)))
+        tell_more(line, st, at, name);
 }
 
 void entry_member(struct line *line, const char *path, const struct stat *st, const char *target)
@@ -147,6 +195,6 @@ void entry_member(struct line *line, const char *path, const struct stat *st, co
         strcpy(absolute, "/"); /* args_path() has refused such */
     line_key(line, "entry");
     line_raw(line, "{");
-    entry_members(line, absolute, st, target);
+    entry_members(line, absolute, st, target, AT_FDCWD, path);
     line_raw(line, "}");
 }

@@ -81,7 +81,7 @@ static void tell(int folder, const char *name, const struct stat *st)
         return; /* no link any more */
     line.length = 0;
     line_raw(&line, "{");
-    entry_members(&line, list.base, st, S_ISLNK(st->st_mode) ? target : NULL);
+    entry_members(&line, list.base, st, S_ISLNK(st->st_mode) ? target : NULL, folder, name);
     line_raw(&line, "}\n");
     out_line(&line);
     list.entries++;

@@ -75,7 +75,10 @@ void op_move(void)
 {
     const char *from_path = args_path("from"), *to_path = args_path("to");
     bool overwrite = args_flag("overwrite");
-    struct place from = place_of(from_path), to = place_of(to_path);
+    struct place from = place_of(from_path);
+    if (args_flag("parents"))
+        path_make_parents(to_path);
+    struct place to = place_of(to_path);
     char target[PATH_ROOM] = "";
     struct stat st;
     if (fstatat(from.folder, from.name, &st, AT_SYMLINK_NOFOLLOW) != 0)

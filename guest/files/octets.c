@@ -98,6 +98,20 @@ enum moved move_octets(int in, int out, uint64_t limit, uint64_t *count)
     return MOVED_ALL;
 }
 
+enum moved receive_piece(int in, int out, uint64_t limit, uint64_t *count)
+{
+    size_t have = 0, room = limit < sizeof piece ? (size_t)limit : sizeof piece;
+    ssize_t n = 1;
+    while (have < room && (n = read_some(in, piece + have, room - have)) > 0)
+        have += (size_t)n;
+    int error = n < 0 ? errno : 0;
+    if (have > 0 && !write_whole(out, piece, have))
+        return MOVED_WRITE_FAILED;
+    *count += have;
+    errno = error;
+    return n < 0 ? MOVED_READ_FAILED : have < room ? MOVED_END : MOVED_ALL;
+}
+
 enum moved receive_octets(int in, int out, uint64_t limit, uint64_t *count)
 {
     int flags = fcntl(out, F_GETFL);

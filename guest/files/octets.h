@@ -25,6 +25,9 @@ enum moved { MOVED_ALL, MOVED_END, MOVED_READ_FAILED, MOVED_WRITE_FAILED };
    before; the failures leave errno. */
 enum moved move_octets(int in, int out, uint64_t limit, uint64_t *count);
 
+/* Moves the first PIECE octets, or all where there are fewer, and writes them as one. */
+enum moved receive_piece(int in, int out, uint64_t limit, uint64_t *count);
+
 /* The same for a large file from a pipe, past the cache of the kernel: a page of it costs there more than the copy. What the file system refuses
    goes the usual way; so does the end that fills no block. */
 enum moved receive_octets(int in, int out, uint64_t limit, uint64_t *count);

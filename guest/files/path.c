@@ -7,6 +7,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "owner.h"
 #include "say.h"
 
 enum { MAX_LINKS = 40, PROC_MAGIC = 0x9fa0 };
@@ -119,7 +120,10 @@ static void make_folders(char *path)
             continue;
         char kept = *at;
         *at = 0;
-        if (at > path && mkdir(path, 0755) != 0) {
+        if (at > path && mkdir(path, 0755) == 0) {
+            if (!owner_give_at(AT_FDCWD, path))
+                fail_at(errno, path);
+        } else if (at > path) {
             int error = errno;
             if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))
                 fail_at(error == EEXIST ? ENOTDIR : error, path);

@@ -27,7 +27,7 @@ struct place place_of(const char *path);
 /* Follows symbolic links at the place until it is none, with the kernel's rule for sticky folders; 0 or an errno. */
 int place_follow(struct place *place);
 
-/* Makes the folders that lead to a path's last name, or all of it. An error ends the run. */
+/* Makes the folders that lead to a path's last name, or all of it, and gives them to the owner. An error ends the run. */
 void path_make_parents(const char *path);
 void path_make_all(const char *path);
 

@@ -137,6 +137,24 @@ void line_text(struct line *line, const char *key, const char *text)
     quoted(line, text, strlen(text));
 }
 
+void line_pair(struct line *line, const char *key, const char *text)
+{
+    if (line->length > 0 && line->text[line->length - 1] != '{')
+        put(line, ",", 1);
+    quoted(line, key, strlen(key));
+    put(line, ":", 1);
+    quoted(line, text, strlen(text));
+}
+
+bool utf8_whole(const char *octets, size_t length)
+{
+    size_t size;
+    for (; length > 0; octets += size, length -= size)
+        if ((size = character((const unsigned char *)octets, length)) == 0)
+            return false;
+    return true;
+}
+
 void say_count(const char *key, const uint64_t *value)
 {
     if (counter_count < MAX_COUNTERS) {
@@ -186,7 +204,8 @@ static const struct {
     NAMED(ENODEV),  NAMED(ENOTDIR), NAMED(EISDIR),    NAMED(EINVAL),  NAMED(ENFILE), NAMED(EMFILE),       NAMED(ENOTTY),
     NAMED(ETXTBSY), NAMED(EFBIG),   NAMED(ENOSPC),    NAMED(ESPIPE),  NAMED(EROFS),  NAMED(EMLINK),       NAMED(EPIPE),
     NAMED(ELOOP),   NAMED(EDQUOT),  NAMED(ENOTEMPTY), NAMED(EBADMSG), NAMED(ENOSYS), NAMED(ENAMETOOLONG), NAMED(EMSGSIZE),
-    NAMED(ESTALE),  NAMED(ENODATA), NAMED(EOPNOTSUPP), NAMED(EOVERFLOW), NAMED(ETIMEDOUT),
+    NAMED(ESTALE),  NAMED(ENODATA), NAMED(EOPNOTSUPP), NAMED(EOVERFLOW), NAMED(ETIMEDOUT), NAMED(ESRCH),
+    NAMED(EREMOTE),
 };
 
 static _Noreturn void end_with(int error, const char *octets, size_t length)
@@ -226,7 +245,7 @@ void fail_at(int error, const char *path)
     fail(error, "%.900s: %s", path, strerror(error));
 }
 
-static char waiting[65536];
+static char waiting[LINE_ROOM];
 static size_t waiting_length;
 
 void out_flush(void)

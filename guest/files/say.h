@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { LINE_ROOM = 32768, TEXT_ROOM = 6144 };
+enum { LINE_ROOM = 98304, TEXT_ROOM = 6144 };
 
 /* One line in the making; what does not fit is left out, and by the bounds of its parts everything fits. */
 struct line {
@@ -22,6 +22,10 @@ void line_bool(struct line *line, const char *key, bool value);
 /* Octets that should be UTF-8: readable under the key and, where that is not exact, again under KEY_base64. */
 void line_octets(struct line *line, const char *key, const char *octets, size_t length);
 void line_text(struct line *line, const char *key, const char *text);
+/* A member whose key is any text. */
+void line_pair(struct line *line, const char *key, const char *text);
+/* Whether octets are whole characters of UTF-8. */
+bool utf8_whole(const char *octets, size_t length);
 
 /* A counter that the last line tells: how far it came, in an error too. The place must live as long as the program. */
 void say_count(const char *key, const uint64_t *value);

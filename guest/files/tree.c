@@ -9,6 +9,7 @@
 #include "args.h"
 #include "entry.h"
 #include "ops.h"
+#include "owner.h"
 #include "path.h"
 #include "say.h"
 #include "upload.h"
@@ -49,7 +50,7 @@ void op_mkdir(void)
     }
     if (!created)
         fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || (created && chmod(path_of_fd(fd), mode) != 0) || fstat(fd, &st) != 0)
+    if (fd < 0 || (created && (chmod(path_of_fd(fd), mode) != 0 || !owner_give_at(AT_FDCWD, path))) || fstat(fd, &st) != 0)
         fail_at(errno == ENOTDIR ? EEXIST : errno, path);
     struct line *line = say_ok();
     entry_member(line, path, &st, NULL);

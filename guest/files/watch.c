@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "args.h"
@@ -32,7 +33,7 @@ struct node {
 static struct node nodes[MAX_WATCHES]; /* the first one is the path itself */
 static uint64_t watches, unreadable;
 static int inotify, highest; /* the highest number of a watch so far */
-static bool recursive, started;
+static bool recursive, started, entries, marks;
 static const char *root_path;
 static struct stat root;
 
@@ -104,7 +105,17 @@ static void unwatch(int node)
     forget(node);
 }
 
-static void tell(const char *event, int node, const char *name, bool folder, const char *from)
+/* The entry that an event is about, as it is by now, if it is. */
+static void tell_entry(struct line *line, const char *path)
+{
+    struct stat st;
+    char target[PATH_ROOM] = "";
+    if (fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0 || (S_ISLNK(st.st_mode) && readlink(path, target, sizeof target - 1) < 0))
+        return;
+    entry_member(line, path, &st, S_ISLNK(st.st_mode) ? target : NULL);
+}
+
+static void tell_how(const char *event, int node, const char *name, bool folder, const char *from, bool moved)
 {
     static struct line line;
     char path[PATH_ROOM];
@@ -119,8 +130,17 @@ static void tell(const char *event, int node, const char *name, bool folder, con
     line_bool(&line, "dir", folder);
     if (from)
         line_octets(&line, "from", from, strlen(from));
+    if (moved)
+        line_bool(&line, "moved", true);
+    if (entries)
+        tell_entry(&line, path);
     line_raw(&line, "}\n");
     out_line(&line);
+}
+
+static void tell(const char *event, int node, const char *name, bool folder, const char *from)
+{
+    tell_how(event, node, name, folder, from, false);
 }
 
 static void tell_overflow(const char *reason, int node, const char *name)
@@ -252,7 +272,7 @@ static void end_half(void)
     half.cookie = 0;
     if (!nodes[half.node].wd)
         return;
-    tell("remove", half.node, half.name, half.folder, NULL);
+    tell_how("remove", half.node, half.name, half.folder, NULL, true);
     int child = half.folder ? child_of(half.node, half.name) : -1;
     if (child > 0)
         unwatch(child);
@@ -358,14 +378,51 @@ static void handle(const struct inotify_event *event)
     }
 }
 
+static uint64_t marks_due;
+
+/* Each octet of descriptor 0 asks for a mark behind all that had happened before. */
+static void take_marks(void)
+{
+    char octets[256];
+    ssize_t n = read(STDIN_FILENO, octets, sizeof octets);
+    if (n > 0)
+        marks_due += (uint64_t)n;
+    else if (n == 0 || (errno != EAGAIN && errno != EINTR))
+        marks = false;
+}
+
+static void tell_marks(void)
+{
+    static struct line line;
+    for (; marks_due > 0; marks_due--) {
+        line.length = 0;
+        line_raw(&line, "{\"event\":\"mark\"}\n");
+        out_line(&line);
+    }
+}
+
 /* Waits for events; false where none came in the time. A reader that is gone ends the program. */
 static bool wait_for_events(int timeout_ms)
 {
-    struct pollfd ends[2] = {{inotify, POLLIN, 0}, {STDOUT_FILENO, 0, 0}};
-    int n = poll(ends, 2, timeout_ms);
+    struct pollfd ends[3] = {{inotify, POLLIN, 0}, {STDOUT_FILENO, 0, 0}, {marks ? STDIN_FILENO : -1, POLLIN, 0}};
+    int n = poll(ends, 3, timeout_ms);
     if (ends[1].revents & (POLLERR | POLLHUP | POLLNVAL))
         exit(0);
+    if (n > 0 && ends[2].revents)
+        take_marks();
     return n > 0 && ends[0].revents;
+}
+
+/* File systems that others change unseen: the kernel tells nothing of that. */
+static bool is_foreign(int fd)
+{
+    static const unsigned long magic[] = {0x6969 /* NFS */, 0x517b /* SMB */, 0xff534d42 /* CIFS */, 0xfe534d42 /* SMB 2 */, 0x65735546 /* FUSE */,
+                                          0x01021997 /* 9P */, 0x00c36400 /* Ceph */};
+    struct statfs fs;
+    for (size_t i = 0; fstatfs(fd, &fs) == 0 && i < sizeof magic / sizeof magic[0]; i++)
+        if (((unsigned long)fs.f_type & 0xffffffff) == magic[i])
+            return true;
+    return false;
 }
 
 void op_watch(void)
@@ -373,10 +430,14 @@ void op_watch(void)
     static char events[65536] __attribute__((aligned(8)));
     root_path = args_path("path");
     recursive = args_flag("recursive");
+    entries = args_flag("entries");
+    marks = args_flag("marks");
     open_inotify();
     int fd = open(root_path, O_PATH | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &root) != 0)
         fail_at(errno, root_path);
+    if (args_flag("local") && is_foreign(fd))
+        fail(EREMOTE, "%.900s: is on a file system of the network, whose changes are not all seen here", root_path);
     close(fd);
     recursive = recursive && S_ISDIR(root.st_mode);
     watch_all();
@@ -387,11 +448,17 @@ void op_watch(void)
     line_unsigned(line, "unreadable", unreadable);
     say_end(line);
     for (;;) {
-        if (!wait_for_events(half.cookie ? PAIR_MS : -1)) {
+        uint64_t due = marks_due;
+        bool came = wait_for_events(half.cookie ? PAIR_MS : marks_due ? 0 : -1);
+        if (!came && marks_due != due)
+            continue; /* what happened before it was asked for is looked for after it was */
+        if (!came && (half.cookie || marks_due)) {
             end_half();
+            tell_marks();
             out_flush();
-            continue;
         }
+        if (!came)
+            continue;
         ssize_t length = read(inotify, events, sizeof events);
         if (length < 0 && errno != EAGAIN && errno != EINTR)
             fail(errno, "inotify: %s", strerror(errno));

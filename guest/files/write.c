@@ -5,14 +5,18 @@
 #include <unistd.h>
 
 #include "args.h"
+#include "attributes.h"
 #include "entry.h"
 #include "octets.h"
 #include "ops.h"
+#include "owner.h"
 #include "path.h"
 #include "say.h"
 #include "upload.h"
 
 enum { CLAIMED_FROM = 1 << 20 }; /* smaller files find out soon enough that the disk is full */
+
+static bool whole_piece; /* the beginning is written as one, so that a watch tells of a small file once */
 
 static uint64_t bytes;
 
@@ -23,7 +27,9 @@ static void receive(int fd, const char *path)
     uint64_t size = args_number("size", UINT64_MAX - 1, 0, INT64_MAX - 1);
     pipe_widen(STDIN_FILENO);
     bool large = sized && size >= CLAIMED_FROM;
-    enum moved moved = (large ? receive_octets : move_octets)(STDIN_FILENO, fd, size + 1, &bytes);
+    enum moved moved = whole_piece && !large ? receive_piece(STDIN_FILENO, fd, size + 1, &bytes) : MOVED_ALL;
+    if (moved == MOVED_ALL)
+        moved = (large ? receive_octets : move_octets)(STDIN_FILENO, fd, size + 1 - bytes, &bytes);
     if (moved == MOVED_READ_FAILED)
         fail(errno, "the upload: %s", strerror(errno));
     if (moved == MOVED_WRITE_FAILED)
@@ -62,16 +68,19 @@ static void in_place(const char *path, bool append)
         fail(EINVAL, "append stands beside no offset");
     int flags = O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | (append ? O_APPEND : 0);
     int fd = open(path, flags);
+    mode_t mode = args_mode("mode", 0644);
     if (fd < 0 && errno == ENOENT) {
-        fd = open(path, flags | O_CREAT, 0600);
+        fd = open(path, flags | O_CREAT, mode & 0777);
         created = fd >= 0;
     }
     if (fd < 0 || fstat(fd, &st) != 0)
         fail_at(errno == ENXIO ? EINVAL : errno, path);
     if (!S_ISREG(st.st_mode))
         fail(EINVAL, "%.900s: not a regular file", path);
-    if ((truncate && ftruncate(fd, 0) != 0) || (!append && lseek(fd, (off_t)offset, SEEK_SET) < 0) ||
-        ((created || args_has("mode")) && fchmod(fd, args_mode("mode", 0644)) != 0))
+    whole_piece = true;
+    /* Whoever watches is told of each of these: none is done for nothing. The change of owner takes set-user-id bits away. */
+    if ((truncate && !created && ftruncate(fd, 0) != 0) || (offset && lseek(fd, (off_t)offset, SEEK_SET) < 0) || !owner_give(fd) ||
+        ((created ? mode & 07000 : args_has("mode")) && fchmod(fd, mode) != 0) || !attributes_replace(fd))
         fail_at(errno, path);
     receive(fd, path);
     if (fstat(fd, &st) != 0)
@@ -97,7 +106,9 @@ static void replace(const char *path)
     int fd = upload_open(place.folder);
     if (fd < 0 || fstat(fd, &made) != 0)
         fail_at(errno, path);
-    if (!created && (made.st_uid != old.st_uid || made.st_gid != old.st_gid) && fchown(fd, old.st_uid, old.st_gid) != 0) {
+    if (!owner_give(fd))
+        fail_at(errno, path);
+    if (!created && !owner_there() && (made.st_uid != old.st_uid || made.st_gid != old.st_gid) && fchown(fd, old.st_uid, old.st_gid) != 0) {
         if (errno != EPERM)
             fail_at(errno, path);
         fail(EPERM, "%.900s: is somebody else's, and a new file would not be; write in place, or remove it first", path);
@@ -107,7 +118,7 @@ static void replace(const char *path)
         (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
         fail_at(errno, path);
     /* Before the flush, and behind the change of owner, which takes set-user-id bits away. */
-    if (fchmod(fd, args_mode("mode", created ? 0644 : old.st_mode & 01777)) != 0)
+    if (fchmod(fd, args_mode("mode", created ? 0644 : old.st_mode & 01777)) != 0 || !attributes_replace(fd))
         fail_at(errno, path);
     receive(fd, path);
     if (fstat(fd, &made) != 0)

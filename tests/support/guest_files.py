@@ -17,7 +17,7 @@ import pytest
 from tests.support import native
 
 GUEST = Path(__file__).parents[2] / "guest"
-MAX_LINE = 32 * 1024
+MAX_LINE = 96 * 1024
 NOBODY = 65534
 ENVIRONMENT = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
 """A search for leaks at the end of a program that ends anyway takes longer than the program."""
@@ -186,7 +186,8 @@ def built() -> Iterator[Path]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program without sanitizers, whose own memory hides its."""
     binary = tmp_path_factory.mktemp("plain") / "files"
-    sources = [GUEST / "tests" / "files_main.c", *(GUEST / "files").glob("*.c")]
+    beside = ("tests/files_main.c", "tests/no_root.c", "user.c")
+    sources = [*(GUEST / name for name in beside), *(GUEST / "files").glob("*.c")]
     subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-o", binary, *sources], check=True, timeout=300)
     return binary
 

@@ -528,7 +528,7 @@ def test_both_sides_have_the_same_numbers_and_bounds() -> None:
     numbers = {name: int(value) for name, value in re.findall(r"\b([A-Z][A-Z0-9_]*) = (\d+)[,\s}]", header)}
     assert {name[2:]: value for name, value in numbers.items() if name.startswith("T_")} == FrameType.__members__
     assert {name[2:]: value for name, value in numbers.items() if name.startswith("F_")} == Tag.__members__
-    flags = [numbers[f"SPAWN_{name}"] for name in ("STDIN", "PTY", "MERGE", "BUILTIN")]
+    flags = [numbers[f"SPAWN_{name}"] for name in ("STDIN", "PTY", "MERGE", "BUILTIN", "TIMEOUT_LEADER")]
     assert flags == [int(flag) for flag in channel.SpawnFlag]
     bounds = ("MAX_PROCS", "MAX_BUILTINS", "MAX_CONNECTIONS", "MAX_REQUESTS", "MAX_SPAWN_FRAMES", "MAX_KEY")
     assert [numbers[name] for name in bounds] == [

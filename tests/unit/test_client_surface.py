@@ -33,8 +33,8 @@ from hatchway.client import (
 
 NAMES = """
 Approval AsyncFiles AsyncForward AsyncHatchway AsyncSandbox AsyncSession AsyncTerminal AuditHead AuditRecord BadAnswer BadGateway CommandFailed
-Conflict ConnectionFailed Credential EffectivePolicy End Exhausted Exit Export FileChange FileEntry Files Forbidden Forward Gap Gone GuestUsage
-Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key Limits MasterKey Misdirected
+Conflict ConnectionFailed Credential EffectivePolicy End Exhausted Exit Export FileChange FileEntry FileHead Files Forbidden Forward Gap Gone GuestUsage
+Hatchway HatchwayError HeadTooLarge HostExhausted HostUsage Internal InvalidRequest Key LeadsTo Limits MasterKey Misdirected
 NewKey NotFound Operation OperationError OperationFailed Output OutputLimit Policy Pool Project RangeUnsatisfiable Result Sandbox
 SandboxInfo SandboxMetrics SandboxToken ServiceEvent Session SessionEvent SessionInfo Snapshot Started
 StreamLost StreamName Template Terminal Token TooLarge TooSlow Transfer TransferFailed Unauthenticated Unavailable
@@ -42,17 +42,17 @@ Unprocessable UnsafeArchive UnsupportedMedia Usage WaitTimeout
 """
 
 METHODS = {
-    "Files": "chmod download exists list mkdir move pack read read_text remove stat stream unpack upload watch write",
+    "Files": "chmod download exists list mark mkdir move open pack read read_text remove seeing stat stream unpack upload watch write",
     "Terminal": "close connect delete exit id info resize send send_eof send_signal wait",
     "Forward": "close host open port",
     "Hatchway": "close events",
     "Sandboxes": "create delete get list metrics",
     "Sandbox": (
-        "delete extend files fork forward id metrics pause port_link port_url refresh restore resume rollback run sessions snapshot"
+        "delete extend files fork forward id metrics pause port_link port_url refresh restore resume rollback run session sessions snapshot"
         " snapshots start start_vm state stop suspend terminal token update wake"
     ),
     "Sessions": "get",
-    "Session": "attach close close_stdin delete exit id info kill output refresh resize send_signal terminal wait write_stdin",
+    "Session": "append_stdin attach close close_stdin delete exit id info kill output refresh resize send_signal terminal wait write_stdin",
     "Operations": "cancel get list wait",
     "Snapshots": "delete get list",
     "Pools": "delete get list put",

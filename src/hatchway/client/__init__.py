@@ -50,6 +50,7 @@ from .models import (
     GuestUsage,
     HostUsage,
     Key,
+    LeadsTo,
     Limits,
     MasterKey,
     NewKey,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from .afiles import AsyncFiles
     from .aio import AsyncHatchway, AsyncSandbox, AsyncSession
     from .aterminal import AsyncTerminal
+    from .filecalls import FileHead
     from .files import Files
     from .forwarding import AsyncForward, Forward
     from .terminal import Terminal
@@ -102,6 +104,7 @@ __all__ = [
     "Export",
     "FileChange",
     "FileEntry",
+    "FileHead",
     "Files",
     "Forbidden",
     "Forward",
@@ -116,6 +119,7 @@ __all__ = [
     "Internal",
     "InvalidRequest",
     "Key",
+    "LeadsTo",
     "Limits",
     "MasterKey",
     "Misdirected",
@@ -166,6 +170,7 @@ _LATER = {
     "AsyncSandbox": "aio",
     "AsyncSession": "aio",
     "AsyncTerminal": "aterminal",
+    "FileHead": "filecalls",
     "Files": "files",
     "Forward": "forwarding",
     "Terminal": "terminal",

@@ -280,9 +280,20 @@ def snapshots(sandbox_id: str | None, kind: str | None) -> Listing[Snapshot]:
     return Listing("/v1/snapshots", "snapshots", Snapshot, filters)
 
 
-def sessions_of(sandbox_id: str) -> Listing[SessionInfo]:
-    """The sessions of one sandbox."""
-    return Listing(f"/v1/sandboxes/{segment(sandbox_id)}/sessions", "sessions", SessionInfo)
+def sessions_of(
+    sandbox_id: str,
+    state: str | None = None,
+    pid: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    live: bool = False,
+    env: bool = False,
+) -> Listing[SessionInfo]:
+    """The sessions of one sandbox that pass the filters."""
+    filters = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
+    flags = {"state": state, "pid": pid, "live": int(live) or None, "env": int(env) or None}
+    filters |= {name: str(value) for name, value in flags.items() if value is not None}
+    return Listing(f"/v1/sandboxes/{segment(sandbox_id)}/sessions", "sessions", SessionInfo, filters)
 
 
 def operations() -> Listing[Operation]:
@@ -414,6 +425,9 @@ def session_body(
     timeout_s: float | None,
     retain_s: float | None,
     limits: Limits | None = None,
+    timeout_scope: str | None = None,
+    linger_s: float | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """Builds the body of a session request. A string is run by the sandbox's shell, a list is an argument vector."""
     body = compact(
@@ -424,6 +438,9 @@ def session_body(
         timeout_s=timeout_s,
         retain_s=retain_s,
         limits=compact(**limits.as_dict()) if limits else None,
+        timeout_scope=timeout_scope,
+        linger_s=linger_s,
+        metadata=dict(metadata) if metadata else None,
     )
     body["stdin"] = stdin
     if isinstance(command, str):

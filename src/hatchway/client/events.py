@@ -125,6 +125,10 @@ class Cursor:
         """What to send as `Last-Event-ID`; None before anything came."""
         return None if self.epoch is None else f"{self.epoch}.{self.stdout}.{self.stderr}"
 
+    def begin(self, stdout: int, stderr: int) -> None:
+        """Takes what came up to these offsets for delivered."""
+        self.stdout, self.stderr = stdout, stderr
+
     def take(self, event: ServerEvent) -> Iterator[SessionEvent]:
         """Yields what is new in `event`, and counts each item as delivered just before it is yielded.
 

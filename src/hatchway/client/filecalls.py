@@ -4,7 +4,9 @@ What comes from the node was said by a hostile guest: it is decoded strictly, co
 """
 
 import base64
+import email.utils
 import os
+import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +37,8 @@ SLOW_S = 20 * 60.0
 """How long an answer may take: the sandbox has 15 minutes to remove, change or flush."""
 SILENT_S = 90.0
 """How long a download may say nothing: the sandbox has 60 s for each piece."""
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
+_MODE = re.compile(r"[0-7]{1,5}", re.ASCII)
 DEFAULT_MAX_READ = 64 * 1024 * 1024
 """Octets of a file that `read` holds in memory."""
 
@@ -77,17 +81,58 @@ class _Listed(msgspec.Struct):
     next_cursor: str | None = None
 
 
+class _Ready(msgspec.Struct):
+    entry: FileEntry | None = None
+    watch: str | None = None
+
+
 class _Ended(msgspec.Struct):
     reason: str
     code: str = ""
     cause: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Seeing:
+    """What every operation is asked beside its own: `links`, what symbolic links lead to; `attributes_of`, the extended attributes of the
+    namespace `user` whose names begin so (told without that); `owner`, for whom root works."""
+
+    links: bool = False
+    attributes_of: str | None = None
+    owner: str | None = None
+
+    def query(self, *, entries: bool = True) -> dict[str, object]:
+        """As parameters; without `entries` of what tells no entry."""
+        told = {"links": 1 if self.links else None, "attributes_of": self.attributes_of} if entries else {}
+        return {**told, "owner": self.owner}
+
+    def body(self, *, entries: bool = False) -> dict[str, object]:
+        """As members of a body."""
+        told = {"links": self.links or None, "attributes_of": self.attributes_of} if entries else {}
+        return {**told, "owner": self.owner}
+
+
+@dataclass(frozen=True, slots=True)
+class FileHead:
+    """What is known of a file before its octets: how large it is, where they begin, how many will come (None: nobody knows), mode, last change."""
+
+    size: int | None
+    offset: int
+    length: int | None
+    mode: int
+    modified: float | None
+
+
 class FileCalls:
     """The requests for the files of one sandbox."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach, seeing: Seeing | None = None) -> None:
         self._reach = reach
+        self._seeing = seeing or Seeing()
+
+    def seeing(self, seeing: Seeing) -> "FileCalls":
+        """The same requests, asking this beside."""
+        return FileCalls(self._reach, seeing)
 
     def _url(self, token: SandboxToken, verb: str, query: Mapping[str, object] | None = None) -> str:
         base = f"{token.data_plane_url.rstrip('/')}/v1/sandboxes/{quote(self._reach.sandbox_id, safe='')}/files/{verb}"
@@ -133,15 +178,32 @@ class FileCalls:
 
     def stat(self, path: str, *, follow: bool, user: str | None) -> Flow[FileEntry]:
         """Asks what is at a path."""
-        reply = yield from self._get("stat", {"path": _octets(path), "follow": int(follow), "user": user})
+        reply = yield from self._get(
+            "stat", {"path": _octets(path), "follow": int(follow), "user": user, **self._seeing.query()}
+        )
         return decode(reply.body, _Entry).entry
 
-    def write(self, path: str, body: Body, *, mode: int | None, parents: bool, user: str | None) -> Flow[FileEntry]:
+    def write(
+        self,
+        path: str,
+        body: Body,
+        *,
+        mode: int | None,
+        parents: bool,
+        user: str | None,
+        in_place: bool = False,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Flow[FileEntry]:
         """Uploads one file; holds the answer to the number of octets that were sent."""
+        seen = self._seeing.query()
         query = {
             "path": _octets(path),
             "mode": None if mode is None else f"{mode:o}",
             "parents": 1 if parents else None,
+            "in_place": 1 if in_place else None,
+            "attributes": None if attributes is None else "\n".join(f"{k}={v}" for k, v in attributes.items()),
+            "attributes_of": seen["attributes_of"],
+            "owner": seen["owner"],
             "user": user,
         }
         reply = yield from self._put("content", query, body, {})
@@ -158,24 +220,33 @@ class FileCalls:
         """Makes a folder."""
         body = {**_in_body("path", path), "mode": None if mode is None else f"{mode:o}", "parents": parents}
         # That it is there already would be an error of the second try alone, if parents are not made.
-        reply = yield from self._post("mkdir", {**body, "user": user}, again=parents)
+        reply = yield from self._post("mkdir", {**body, "user": user, **self._seeing.body()}, again=parents)
         return decode(reply.body, _Entry).entry
 
-    def move(self, source: str, target: str, *, overwrite: bool, user: str | None) -> Flow[FileEntry]:
+    def move(
+        self, source: str, target: str, *, overwrite: bool, user: str | None, parents: bool = False
+    ) -> Flow[FileEntry]:
         """Renames."""
-        body = {**_in_body("from", source), **_in_body("to", target), "overwrite": overwrite, "user": user}
+        how = {"overwrite": overwrite, "parents": parents or None, "user": user}
+        body = {**_in_body("from", source), **_in_body("to", target), **how, **self._seeing.body(entries=True)}
         reply = yield from self._post("move", body, again=False)
         return decode(reply.body, _Entry).entry
 
     def remove(self, path: str, *, recursive: bool, user: str | None) -> Flow[int]:
         """Removes; answers how many entries."""
-        body = {**_in_body("path", path), "recursive": recursive, "user": user}
+        body = {**_in_body("path", path), "recursive": recursive, "user": user, **self._seeing.body()}
         reply = yield from self._post("remove", body, again=False)
         return decode(reply.body, _Removed).removed
 
     def chmod(self, path: str, mode: int, *, recursive: bool, user: str | None) -> Flow[int]:
         """Changes modes; answers of how many entries."""
-        body = {**_in_body("path", path), "mode": f"{mode:o}", "recursive": recursive, "user": user}
+        body = {
+            **_in_body("path", path),
+            "mode": f"{mode:o}",
+            "recursive": recursive,
+            "user": user,
+            **self._seeing.body(),
+        }
         reply = yield from self._post("chmod", body, again=True)
         return decode(reply.body, _Changed).changed
 
@@ -212,7 +283,7 @@ class FileCalls:
         """The octets of a file from `offset` on. An answer that is cut off raises `ConnectionFailed`."""
         if offset < 0 or (length is not None and length < 0):
             raise InvalidRequest("bad_range", f"{length} octets from {offset} on are no part of a file.", "")
-        query = {"path": _octets(path), "user": user}
+        query = {"path": _octets(path), "user": user, **self._seeing.query(entries=False)}
         if length == 0:
             yield from self.stat(path, follow=True, user=user)
             return
@@ -236,16 +307,55 @@ class FileCalls:
         if end is not None and at > end:
             raise _wrong("The answer is longer than the part of the file that was asked for.")
 
+    def opened(
+        self, path: str, *, offset: int, length: int | None, tail: int | None, user: str | None
+    ) -> "Stream[FileHead | bytes]":
+        """A `FileHead`, then the octets. Where a part was asked for of what the kernel makes up while it is read, all of it comes."""
+        query = {"path": _octets(path), "user": user, **self._seeing.query(entries=False)}
+        headers = {}
+        if tail is not None:
+            headers = {"Range": f"bytes=-{tail}"}
+        elif offset or length is not None:
+            headers = {"Range": f"bytes={offset}-{'' if length is None else offset + length - 1}"}
+        reply = yield from self._open("content", query, headers)
+        yield Emit(_head(reply))
+        while piece := (yield Read()):
+            yield Emit(piece)
+
+    def mark(self, watch: str) -> Flow[None]:
+        """Asks for a mark."""
+
+        def build(token: SandboxToken) -> Request:
+            return Request("POST", self._url(token, f"watch/{quote(watch, safe='')}/marks"), json={}, token=token.token)
+
+        yield from self._reach.call("files", build)
+
     def pack(self, path: str, *, user: str | None) -> Stream[bytes]:
         """A folder, or a file, as tar. An archive that is cut off raises `ConnectionFailed`."""
         yield from self._open("archive", {"path": _octets(path), "format": "tar", "user": user}, {})
         while piece := (yield Read()):
             yield Emit(piece)
 
-    def watch(self, path: str, *, recursive: bool, user: str | None) -> Stream[FileChange]:
+    def watch(
+        self,
+        path: str,
+        *,
+        recursive: bool,
+        user: str | None,
+        entries: bool = False,
+        local: bool = False,
+        marks: bool = False,
+    ) -> Stream[FileChange]:
         """Changes below a path, until what is watched is gone. After a lost connection it goes on, and says so."""
+        flags = {"entries": entries, "local": local, "marks": marks}
         patience = streams.Patience(f"The watch of {path!r}", "Watch again when the service is back.")
-        query = {"path": _octets(path), "recursive": int(recursive), "user": user}
+        query = {
+            "path": _octets(path),
+            "recursive": int(recursive),
+            "user": user,
+            **{name: 1 for name, wanted in flags.items() if wanted},
+            **self._seeing.query(),
+        }
         begun = False
         while True:
             try:
@@ -264,7 +374,7 @@ class FileCalls:
                             ended = decode(event.data, _Ended)
                             break
                         for change in _changes(event, path):
-                            if change.event != "ready" or not begun:
+                            if change.event != "ready" or marks or not begun:
                                 yield Emit(change)
                             begun = True
                 if ended.reason in ("removed", "moved"):
@@ -276,10 +386,32 @@ class FileCalls:
                 yield patience.next_pause(error.cause)
 
 
+def _head(reply: Reply) -> FileHead:
+    headers = reply.headers
+    size = headers.get("content-length")
+    length = int(size) if size is not None and size.isdecimal() else None
+    offset, whole = 0, length
+    if reply.status == 206:
+        match = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
+        if match is None:
+            raise _wrong("The answer does not say which part of the file it is.")
+        offset, whole = int(match[1]), None if match[3] == "*" else int(match[3])
+    mode = headers.get("hatchway-mode", "")
+    modified = email.utils.parsedate_tz(headers.get("last-modified"))
+    return FileHead(
+        size=whole,
+        offset=offset,
+        length=length,
+        mode=int(mode, 8) if _MODE.fullmatch(mode) else 0,
+        modified=None if modified is None else float(email.utils.mktime_tz(modified)),
+    )
+
+
 def _changes(event: ServerEvent, path: str) -> Iterator[FileChange]:
     if event.name == "ready":
-        yield FileChange(event="ready", path=path)
-    elif event.name in ("file", "overflow"):
+        ready = decode(event.data, _Ready)
+        yield FileChange(event="ready", path=path, entry=ready.entry, watch=ready.watch)
+    elif event.name in ("file", "overflow", "mark"):
         fields = decode(event.data, dict[str, Any])
         try:
             yield msgspec.convert({**fields, "event": fields.get("event", "overflow")}, FileChange)
@@ -302,6 +434,7 @@ class FileListing:
             "path": _octets(self.path),
             "depth": self.depth,
             "limit": PAGE,
+            **self.calls._seeing.query(),
             "cursor": cursor,
             "user": self.user,
         }

@@ -1,12 +1,13 @@
 """The files of a sandbox, for blocking code: `Sandbox.files`. `afiles` has the same for asyncio."""
 
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 
 from .bodies import Body, Content, body_of
 from .errors import NotFound
-from .filecalls import DEFAULT_MAX_READ, FileCalls, Reading
+from .filecalls import DEFAULT_MAX_READ, FileCalls, FileHead, Reading, Seeing
 from .models import FileChange, FileEntry, Transfer
 from .reach import Reach
 from .receiving import MAX_ENTRIES, Bounds, receiver_for
@@ -25,6 +26,17 @@ class Files:
     def __init__(self, driver: SyncDriver, reach: Reach) -> None:
         self._driver = driver
         self._calls = FileCalls(reach)
+
+    def seeing(self, *, links: bool = False, attributes_of: str | None = None, owner: str | None = None) -> "Files":
+        """The same files, where every operation is asked more.
+
+        `links`: of symbolic links it is told what they lead to (`FileEntry.leads_to`). `attributes_of`: the extended attributes of
+        the namespace `user` whose names begin so are told, without that beginning (`FileEntry.attributes`), and those that `write`
+        takes are named so. `owner`, with `user="root"`: what is made belongs to this user, and a relative path starts at its home.
+        """
+        files = copy.copy(self)
+        files._calls = self._calls.seeing(Seeing(links=links, attributes_of=attributes_of, owner=owner))
+        return files
 
     def read(
         self,
@@ -63,15 +75,20 @@ class Files:
         *,
         mode: int | None = None,
         parents: bool = False,
+        in_place: bool = False,
+        attributes: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> FileEntry:
         """Writes a file: octets, text, a binary file from where it stands, or an iterator of octets, of any size.
 
         The file is replaced as a whole when the last octet is on the sandbox's disk, or not at all. `mode` is a number (`0o644`);
         without it a file that is replaced keeps its own. `parents` makes the folders above. What can be begun anew is sent
-        again when the connection breaks; an iterator is not.
+        again when the connection breaks; an iterator is not. With `in_place` the file itself is emptied and written, so that links to it
+        stay and watches see a change; what is cut off stays so. `attributes` are the extended ones of `seeing(attributes_of=…)`, all of them.
         """
-        flow = self._calls.write(path, body_of(content), mode=mode, parents=parents, user=user)
+        flow = self._calls.write(
+            path, body_of(content), mode=mode, parents=parents, user=user, in_place=in_place, attributes=attributes
+        )
         return self._driver.run(flow)
 
     def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileEntry:
@@ -106,9 +123,11 @@ class Files:
         """Makes a folder; with `parents` those above too, and one that is there already is no error."""
         return self._driver.run(self._calls.mkdir(path, mode=mode, parents=parents, user=user))
 
-    def move(self, source: str, target: str, *, overwrite: bool = False, user: str | None = None) -> FileEntry:
-        """Renames. It never moves into a folder; what is at `target` is `Conflict("file_exists")` without `overwrite`."""
-        return self._driver.run(self._calls.move(source, target, overwrite=overwrite, user=user))
+    def move(
+        self, source: str, target: str, *, overwrite: bool = False, parents: bool = False, user: str | None = None
+    ) -> FileEntry:
+        """Renames. It never moves into a folder; what is at `target` is `Conflict("file_exists")` without `overwrite`; `parents` makes the folders above."""
+        return self._driver.run(self._calls.move(source, target, overwrite=overwrite, parents=parents, user=user))
 
     def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> int:
         """Removes a file, or with `recursive` a folder with what is in it; returns how many entries went."""
@@ -118,13 +137,44 @@ class Files:
         """Sets the mode, a number like `0o755`; returns of how many entries."""
         return self._driver.run(self._calls.chmod(path, mode, recursive=recursive, user=user))
 
-    def watch(self, path: str, *, recursive: bool = False, user: str | None = None) -> Iterator[FileChange]:
+    def open(
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        tail: int | None = None,
+        user: str | None = None,
+    ) -> Iterator[FileHead | bytes]:
+        """Iterates over the content of a file, or a part of it (the last `tail` octets); the first item tells of it (`FileHead`).
+
+        Raises `RangeUnsatisfiable`, and `ConnectionFailed` when it is cut off.
+        """
+        return self._driver.stream(self._calls.opened(path, offset=offset, length=length, tail=tail, user=user))
+
+    def mark(self, watch: str) -> None:
+        """Asks for a `mark` in a watch that was begun with `marks`, by the name that its `ready` has: it comes behind the changes before."""
+        self._driver.run(self._calls.mark(watch))
+
+    def watch(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        entries: bool = False,
+        local: bool = False,
+        marks: bool = False,
+        user: str | None = None,
+    ) -> Iterator[FileChange]:
         """Iterates over changes below a path, until what it names is gone.
 
         The first item is `ready`: what happens from then on is told. After a lost connection it goes on, and an `overflow` with
-        the reason `reconnected` says that changes may be missing.
+        the reason `reconnected` says that changes may be missing. With `entries` each change tells what is there by now. `local` refuses
+        file systems that others change unseen. With `marks` see `mark`; then a `ready` comes again after a lost connection.
         """
-        return self._driver.stream(self._calls.watch(path, recursive=recursive, user=user))
+        return self._driver.stream(
+            self._calls.watch(path, recursive=recursive, user=user, entries=entries, local=local, marks=marks)
+        )
 
     def pack(self, path: str, *, user: str | None = None) -> Iterator[bytes]:
         """Iterates over a folder, or a file, as a tar archive. Raises `ConnectionFailed` when it is cut off.

@@ -186,6 +186,8 @@ class GuestUsage(_Record, frozen=True, kw_only=True):
     processes: int = 0
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
+    memory_cached_bytes: int = 0
+    """What the guest keeps of files, and gives back when memory is needed."""
     disk_total_bytes: int = 0
     disk_free_bytes: int = 0
 
@@ -268,6 +270,13 @@ class SessionInfo(_Record, frozen=True, kw_only=True):
     started_at: float | None = None
     ended_at: float | None = None
     retain_until: float | None = None
+    cwd: str | None = None
+    user: str | None = None
+    pty: dict[str, int] | None = None
+    stdin: bool = True
+    metadata: dict[str, str] = {}
+    env: dict[str, str] | None = None
+    """Where it was asked for."""
 
 
 class Access(_Record, frozen=True, kw_only=True):
@@ -305,6 +314,19 @@ class Limits(_Record, frozen=True, kw_only=True):
     file_size_mib: int | None = None
 
 
+class LeadsTo(_Record, frozen=True, kw_only=True):
+    """What a symbolic link leads to in the end."""
+
+    path: str
+    type: str
+    mode: int = 0
+    path_base64: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.path_base64 is not None:
+            msgspec.structs.force_setattr(self, "path", os.fsdecode(base64.b64decode(self.path_base64)))
+
+
 class FileEntry(_Record, frozen=True, kw_only=True):
     """A file, folder, link or the like in a sandbox.
 
@@ -328,6 +350,12 @@ class FileEntry(_Record, frozen=True, kw_only=True):
     path_base64: str | None = None
     name_base64: str | None = None
     target_base64: str | None = None
+    leads_to: LeadsTo | None = None
+    """Of a symbolic link, where that was asked for (`Files.seeing`); None where it leads nowhere."""
+    attributes: dict[str, str] = {}
+    """Extended attributes, where they were asked for (`Files.seeing`)."""
+    attributes_left_out: int = 0
+    """How many more there are, which are no text or too long."""
 
     def __post_init__(self) -> None:
         for member in ("path", "name", "target"):
@@ -345,7 +373,7 @@ class FileChange(_Record, frozen=True, kw_only=True):
     """Something changed below what is watched."""
 
     event: str
-    """`create modify remove rename chmod`; `ready` (from now on changes are told); `overflow` (changes may be missing: look again)."""
+    """`create modify remove rename chmod`; `ready` (from now on changes are told); `overflow` (changes may be missing: look again); `mark`."""
     path: str = ""
     name: str = ""
     dir: bool = False
@@ -356,6 +384,12 @@ class FileChange(_Record, frozen=True, kw_only=True):
     path_base64: str | None = None
     name_base64: str | None = None
     from_base64: str | None = None
+    moved: bool = False
+    """Of a `remove`: it was moved out of what is watched."""
+    entry: FileEntry | None = None
+    """What is there by now, where that was asked for."""
+    watch: str | None = None
+    """Of `ready`: the name by which marks are asked for."""
 
     def __post_init__(self) -> None:
         for member, exact in (("path", self.path_base64), ("name", self.name_base64), ("from_", self.from_base64)):

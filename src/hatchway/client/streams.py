@@ -182,6 +182,10 @@ class _Told(msgspec.Struct):
     created_at: float | None = None
 
 
+class _Delivered(msgspec.Struct):
+    delivered: bool = True
+
+
 class _Taken(msgspec.Struct):
     offset: int
 
@@ -235,14 +239,24 @@ class Input:
         self.offset = taken
 
 
-def send_signal(line: Line, signal: str | int, scope: str) -> Flow[None]:
-    """Sends a signal to the whole process tree (`tree`) or to the leader alone (`leader`)."""
+def append(line: Line, data: bytes, *, eof: bool) -> Flow[None]:
+    """Writes to the standard input behind what others write, as one. It is not repeated: who does it knows no offset."""
+
+    def build(access: Access) -> Request:
+        url = line.url(access, "stdin") + ("?eof=1" if eof else "")
+        return Request("POST", url, content=data, token=access.token, timeout_s=None, repeatable=False)
+
+    yield from line.call(build)
+
+
+def send_signal(line: Line, signal: str | int, scope: str) -> Flow[bool]:
+    """Sends a signal to the whole process tree (`tree`) or to the leader alone (`leader`); tells whether there was one to take it."""
 
     def build(access: Access) -> Request:
         body = {"signal": signal, "scope": scope}
         return Request("POST", line.url(access, "signal"), json=body, token=access.token, repeatable=False)
 
-    yield from line.call(build)
+    return decode((yield from line.call(build)).body, _Delivered).delivered
 
 
 def resize(line: Line, rows: int, cols: int) -> Flow[None]:

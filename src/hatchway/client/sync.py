@@ -356,10 +356,15 @@ class Sandbox:
         timeout: float | None = None,
         retain: float | None = None,
         limits: Limits | None = None,
+        timeout_scope: str | None = None,
+        linger: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> "Session":
         """Starts a command and returns its session, to iterate over while it runs.
 
         `pty` gives it a terminal of so many rows and columns, `limits` bound what it may use. The output is kept for `retain` seconds after the end.
+        `timeout` kills its whole tree, with `timeout_scope="leader"` the process alone. Streams that others hold when it has ended are waited
+        for `linger` seconds (2 by default). `metadata` is kept with the session.
         """
         body = calls.session_body(
             command,
@@ -371,15 +376,34 @@ class Sandbox:
             timeout_s=timeout,
             retain_s=retain,
             limits=limits,
+            timeout_scope=timeout_scope,
+            linger_s=linger,
+            metadata=metadata,
         )
         opened = self._driver.run(calls.create_session(self.id, body))
         session = Session(self._driver, opened)
         session.attach()
         return session
 
-    def sessions(self) -> Iterator[SessionInfo]:
-        """Iterates over the command sessions of the sandbox, as far as they are kept."""
-        return all_of(self._driver, calls.sessions_of(self.id))
+    def sessions(
+        self,
+        *,
+        state: str | None = None,
+        pid: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        live: bool = False,
+        env: bool = False,
+    ) -> Iterator[SessionInfo]:
+        """Iterates over the command sessions of the sandbox, as far as they are kept and pass the filters, newest first.
+
+        `state` may be several with commas between them. With `live` they are told as the sandbox's node knows them now, with `env`
+        their environment too.
+        """
+        return all_of(self._driver, calls.sessions_of(self.id, state, pid, metadata, live=live, env=env))
+
+    def session(self, info: SessionInfo, *, live: bool = False) -> "Session":
+        """A session that `sessions` has told of, as `client.sessions.get` gives it."""
+        return _session_of(self._driver, info, live)
 
     @property
     def files(self) -> "Files":
@@ -555,9 +579,19 @@ class Session:
         """Closes the standard input: the process reads the end of file."""
         self.write_stdin(b"", eof=True)
 
-    def send_signal(self, signal: str | int = "TERM", *, scope: str = "tree") -> None:
-        """Sends a signal, by name (`TERM`) or number, to the whole process tree or with `scope="leader"` to the leader."""
-        self._driver.run(streams.send_signal(self._state.line, signal, scope))
+    def append_stdin(self, data: bytes | str, *, eof: bool = False) -> None:
+        """Writes to the standard input behind what others write: any number of writers. Returns when all of it was taken.
+
+        A connection that breaks raises `ConnectionFailed`; how much was taken is then not known.
+        """
+        self._driver.run(streams.append(self._state.line, octets(data), eof=eof))
+
+    def send_signal(self, signal: str | int = "TERM", *, scope: str = "tree") -> bool:
+        """Sends a signal, by name (`TERM`) or number, to the whole process tree or with `scope="leader"` to the leader.
+
+        Tells whether there was a process to take it.
+        """
+        return self._driver.run(streams.send_signal(self._state.line, signal, scope))
 
     def kill(self) -> None:
         """Kills the whole process tree, if it still runs; never fails."""
@@ -599,9 +633,16 @@ class Sessions:
     def __init__(self, driver: SyncDriver) -> None:
         self._driver = driver
 
-    def get(self, session_id: str) -> Session:
-        """Returns the session with this id, to read it from its beginning; raises `NotFound`.
+    def get(self, session_id: str, *, live: bool = False) -> Session:
+        """Returns the session with this id, to read it from its beginning, or with `live` what comes from now on; raises `NotFound`.
 
         Iterating starts its process, if nobody has done so before.
         """
-        return Session(self._driver, calls.Opened(self._driver.run(calls.get_session(session_id)), None), fresh=False)
+        return _session_of(self._driver, self._driver.run(calls.get_session(session_id)), live)
+
+
+def _session_of(driver: SyncDriver, info: SessionInfo, live: bool) -> Session:
+    session = Session(driver, calls.Opened(info, None), fresh=False)
+    if live:
+        session._state.cursor.begin(info.stdout_bytes, info.stderr_bytes)
+    return session

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from starlette.requests import Request
 
 from hatchway.control.nodes import NodeLink
 from hatchway.domain import shapes
@@ -77,6 +78,18 @@ def check_annotations(annotations: Mapping[str, Any]) -> None:
         raise invalid_field(
             "annotations", f"it has {size} octets in JSON.", f"at most {MAX_ANNOTATION_OCTETS} octets in all"
         )
+
+
+def metadata_filters(request: Request) -> dict[str, str]:
+    """The parameters `metadata.KEY=VALUE` of a list. Raises `invalid_field`."""
+    wanted: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name.startswith("metadata."):
+            key = name.removeprefix("metadata.")
+            if not METADATA_KEY.fullmatch(key) or len(wanted) >= MAX_METADATA:
+                raise invalid_field(name[:80], "this is no key.", {"pattern": METADATA_KEY.pattern})
+            wanted[key] = value
+    return wanted
 
 
 def check_size(shape: shapes.Shape, candidates: Sequence[NodeLink]) -> None:

@@ -11,13 +11,12 @@ from hatchway.control.accepted import proceed, repeat, sandbox_id, show
 from hatchway.control.creation import CreateSandbox, create
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.control.fields import (
-    MAX_METADATA,
-    METADATA_KEY,
     Annotations,
     Name,
     check_annotations,
     check_env,
     check_metadata,
+    metadata_filters,
 )
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.lifecycle import State, Verb
@@ -92,20 +91,13 @@ async def list_(call: Call[NoBody]) -> Response:
     for state in states:
         if state not in set(State):
             raise invalid_field("state", f"there is no state {state[:64]!r}.", [str(one) for one in State])
-    wanted: dict[str, str] = {}
-    for name, value in call.request.query_params.multi_items():
-        if name.startswith("metadata."):
-            key = name.removeprefix("metadata.")
-            if not METADATA_KEY.fullmatch(key) or len(wanted) >= MAX_METADATA:
-                raise invalid_field(name[:80], "this is no key.", {"pattern": METADATA_KEY.pattern})
-            wanted[key] = value
     rows = await call.plane.database.read(
         sandboxes.list_page,
         call.project,
         states=states,
         name=query.name,
         template=query.template,
-        metadata=wanted,
+        metadata=metadata_filters(call.request),
         before=requests.decode_cursor(query.cursor),
         limit=query.limit + 1,
     )

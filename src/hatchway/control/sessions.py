@@ -1,21 +1,31 @@
 """Command sessions: the right to start one process in a sandbox and to follow it, on the node, at `attach_url`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
 from hatchway.control import idempotency, requests, views
+from hatchway.control.auth import require_scope
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
-from hatchway.control.fields import check_env
+from hatchway.control.fields import check_env, check_metadata, metadata_filters
 from hatchway.control.nodes import LOST_CODES, NodeLink, node_timeout
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Gone, HatchwayError, NotFound, Unavailable
 from hatchway.storage import sandboxes, sessions
 from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import SandboxRow, SessionRow
-from hatchway.wire.node import Empty, SessionLimits, SessionRef, SessionSpec, SessionStatus, TerminalSize
+from hatchway.wire.node import (
+    Empty,
+    SandboxSessions,
+    SessionLimits,
+    SessionList,
+    SessionRef,
+    SessionSpec,
+    SessionStatus,
+    TerminalSize,
+)
 
 NODE_WAIT_S = 3.0
 CREATE_WITHIN_S = 15.0
@@ -24,12 +34,15 @@ MAX_ARGUMENTS = 512
 MAX_ARGUMENT_OCTETS = 256 * 1024
 MAX_ENV = 384
 MAX_ENV_OCTETS = 256 * 1024
+MAX_METADATA_OCTETS = 8 * 1024
 """Arguments and environment together stay below what the guest channel carries for one process: 1,024 entries, 1 MiB."""
 DEFAULT_USER = "user"
 HOMES = {"user": "/home/user", "root": "/root"}
 SHELL = ("/bin/bash", "-lc")
 
 Seconds = Annotated[float, Meta(gt=0, le=30 * 24 * 3600.0)]
+Flag = Literal["0", "1"]
+STATES = ("created", "running", "exited", "ended", "lost")
 
 
 class Terminal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,13 +77,20 @@ class CreateSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pty: Terminal | None = None
     stdin: bool = True
     timeout_s: Seconds | None = None
+    timeout_scope: Literal["tree", "leader"] = "tree"
+    linger_s: Annotated[float, Meta(ge=0, le=30 * 24 * 3600.0)] | None = None
     limits: Limits | None = None
     retain_s: Annotated[float, Meta(ge=0, le=7 * 24 * 3600.0)] = 3600.0
+    metadata: dict[str, str] = {}
 
 
 class ListSessions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Paging."""
+    """Filters and paging; also `metadata.KEY=VALUE`, any number of them."""
 
+    state: Annotated[str, Meta(description="One state, or several with commas between them.")] | None = None
+    pid: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    live: Annotated[Flag, Meta(description="1: as the node knows them now, where it can be asked.")] = "0"
+    env: Annotated[Flag, Meta(description="1: shows the environment too; for keys with the scope `exec`.")] = "0"
     limit: Annotated[int, Meta(ge=1, le=requests.MAX_LIMIT)] = requests.DEFAULT_LIMIT
     cursor: str | None = None
 
@@ -118,20 +138,47 @@ async def _tell_node(
 
 
 async def list_(call: Call[NoBody]) -> Response:
-    """Lists the sessions of a sandbox."""
+    """Lists the sessions of a sandbox. With `live` a page may have fewer than `limit` although there is a next one."""
     query: ListSessions = call.query
+    states = tuple(filter(None, (query.state or "").split(",")))
+    for state in states:
+        if state not in STATES:
+            raise invalid_field("state", f"there is no state {state[:64]!r}.", list(STATES))
+    live, env = query.live == "1", query.env == "1"
+    if env:
+        require_scope(call.key, "exec")
     sandbox = await call.plane.database.read(sandboxes.get, call.project, _id(call, "sandbox"))
+    wanted = sessions.Wanted(
+        states=states, pid=query.pid, metadata=metadata_filters(call.request), may_have_changed=live
+    )
     rows = await call.plane.database.read(
         sessions.list_page,
         call.project,
         sandbox.id,
+        wanted=wanted,
         before=requests.decode_cursor(query.cursor),
         limit=query.limit + 1,
     )
     rows, cursor = requests.page(rows, query.limit)
+    now = await _statuses(call, sandbox, rows) if live else {}
     url = _attach_base(call, sandbox)
-    shown = tuple(_show(row, None, url) for row in rows)
-    return answer(views.SessionPage(sessions=shown, next_cursor=cursor))
+    shown = [_show(row, now.get(row.id), url, env=env) for row in rows]
+    if live:
+        shown = [one for one in shown if one.state in (states or STATES) and query.pid in (None, one.pid)]
+    return answer(views.SessionPage(sessions=tuple(shown), next_cursor=cursor))
+
+
+async def _statuses(call: Call[NoBody], sandbox: SandboxRow, rows: list[SessionRow]) -> dict[str, SessionStatus]:
+    """What the node knows now of sessions that may have changed; nothing where it is away."""
+    link = call.plane.nodes.find(sandbox.node_id)
+    if link is None or not link.connected or not any(row.state in sessions.OPEN for row in rows):
+        return {}
+    try:
+        asked = SandboxSessions(sandbox_id=sandbox.id)
+        told = await link.call("session.list", asked, SessionList, within=GET_WITHIN_S)
+    except (HatchwayError, TimeoutError):
+        return {}
+    return {status.session_id: status for status in told.sessions}
 
 
 async def get(call: Call[NoBody]) -> Response:
@@ -188,6 +235,9 @@ def _spec(body: CreateSession) -> SessionSpec:
     if not argv[0]:
         raise invalid_field("argv[0]", "the program's name is empty.", "a path, or a name to be found in PATH")
     check_env(body.env, "env", entries=MAX_ENV, octets=MAX_ENV_OCTETS)
+    check_metadata(body.metadata)
+    if sum(len(key) + len(value.encode()) for key, value in body.metadata.items()) > MAX_METADATA_OCTETS:
+        raise invalid_field("metadata", "it is too long in all.", f"at most {MAX_METADATA_OCTETS} octets")
     return SessionSpec(
         session_id="",
         sandbox_id="",
@@ -195,11 +245,14 @@ def _spec(body: CreateSession) -> SessionSpec:
         process_id=0,
         argv=argv,
         env=body.env,
-        cwd=body.cwd or HOMES.get(body.user, "/"),
+        cwd=body.cwd or HOMES.get(body.user),
         user=body.user,
         pty=None if body.pty is None else TerminalSize(rows=body.pty.rows, cols=body.pty.cols),
         stdin=body.stdin,
         timeout_s=body.timeout_s,
+        timeout_scope=body.timeout_scope,
+        linger_s=body.linger_s,
+        metadata=body.metadata,
         limits=None if body.limits is None else msgspec.convert(body.limits, SessionLimits, from_attributes=True),
         retain_s=body.retain_s,
     )
@@ -210,9 +263,10 @@ async def _find(call: Call[Any]) -> tuple[SessionRow, SandboxRow]:
     return row, await call.plane.database.read(sandboxes.get, call.project, row.sandbox_id)
 
 
-def _show(row: SessionRow, status: SessionStatus | None, base: str | None) -> views.Session:
+def _show(row: SessionRow, status: SessionStatus | None, base: str | None, *, env: bool = False) -> views.Session:
     url = None if base is None else f"{base}/v1/sessions/{row.id}/attach"
-    return views.Session(**views.session_fields(row, status, url))
+    shown = {"env": row.spec.get("env", {})} if env else {}
+    return views.Session(**views.session_fields(row, status, url), **shown)
 
 
 def _attach_base(call: Call[Any], sandbox: SandboxRow) -> str | None:
@@ -265,6 +319,7 @@ ENDPOINTS = (
         {200: views.SessionPage},
         "sessions",
         query=ListSessions,
+        query_prefixes=("metadata.",),
         errors=(404,),
     ),
     Endpoint("GET", "/v1/sessions/{id}", get, "Show a session", {200: views.SessionAnswer}, "sessions", errors=(404,)),

@@ -26,6 +26,7 @@ class GuestUsage(views.View, frozen=True, kw_only=True):
     processes: int
     memory_total_bytes: int
     memory_available_bytes: int
+    memory_cached_bytes: int
     disk_total_bytes: int
     disk_free_bytes: int
 

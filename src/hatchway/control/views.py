@@ -150,8 +150,11 @@ class Session(View, frozen=True, kw_only=True):
     pty: TerminalSize | None
     stdin: bool
     timeout_s: float | None
+    timeout_scope: str
+    linger_s: float | None
     limits: SessionLimits | None
     retain_s: float
+    metadata: dict[str, str]
     forked_from: str | None
     attach_url: str | None
     pid: int | None
@@ -162,6 +165,7 @@ class Session(View, frozen=True, kw_only=True):
     started_at: float | None
     ended_at: float | None
     retain_until: float | None
+    env: dict[str, str] | UnsetType = UNSET
 
 
 class OpenedSession(Session, frozen=True, kw_only=True):
@@ -504,6 +508,9 @@ def session_fields(row: SessionRow, status: SessionStatus | None, attach_url: st
         "pty": None if pty is None else TerminalSize(**pty),
         "stdin": spec.get("stdin", True),
         "timeout_s": spec.get("timeout_s"),
+        "timeout_scope": spec.get("timeout_scope", "tree"),
+        "linger_s": spec.get("linger_s"),
+        "metadata": spec.get("metadata", {}),
         "limits": msgspec.convert(spec.get("limits"), SessionLimits | None),
         "retain_s": spec.get("retain_s", 3600.0),
         "forked_from": row.forked_from,

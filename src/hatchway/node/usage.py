@@ -77,6 +77,7 @@ def _told(metrics: GuestMetrics) -> GuestUsage:
         processes=metrics.processes,
         memory_total_bytes=metrics.memory_total_kib << 10,
         memory_available_bytes=metrics.memory_available_kib << 10,
+        memory_cached_bytes=metrics.memory_cached_kib << 10,
         disk_total_bytes=metrics.disk_total,
         disk_free_bytes=metrics.disk_free,
     )

@@ -1,10 +1,12 @@
 """Command sessions: a row is made before the node hears of the session, and follows what the node says of it."""
 
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, bindparam, insert, select, tuple_, update
 
 from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import new_id
@@ -18,6 +20,8 @@ from hatchway.wire.node import BranchedSession, SessionSpec, SessionStatus
 
 OPEN = ("new", "created", "running", "exited")
 """States of which more can be heard; the others are `ended`, `deleted` and `lost` (a node that does not know it)."""
+
+_ORDER = (*OPEN, "ended")
 
 _INSERT = insert(sessions)
 _NUMBER = (
@@ -123,13 +127,45 @@ def get(connection: Connection, project: str, session_id: str) -> SessionRow:
     return row
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which sessions; empty and None are all. `may_have_changed`: those too that were heard of in an earlier state."""
+
+    states: tuple[str, ...] = ()
+    pid: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    may_have_changed: bool = False
+
+    def conditions(self) -> Iterator[ColumnElement[bool]]:
+        """What their rows have."""
+        if self.states:
+            # `new` is shown as `created`; one that a node will not say more of is where it is.
+            shown = {state for one in self.states for state in (("new", one) if one == "created" else (one,))}
+            last = max((_ORDER.index(state) for state in shown if state in _ORDER), default=-1)
+            earlier = _ORDER[: last + 1] if self.may_have_changed else ()
+            yield sessions.c.state.in_(sorted({*shown, *earlier}))
+        if self.pid is not None:
+            same = sessions.c.status["pid"].as_integer() == self.pid
+            yield same | sessions.c.state.in_(("new", "created")) if self.may_have_changed else same
+        for key, value in self.metadata.items():
+            yield sessions.c.spec["metadata"][key].as_string() == value
+
+
 def list_page(
-    connection: Connection, project: str, sandbox_id: str, *, before: tuple[float, str] | None, limit: int
+    connection: Connection,
+    project: str,
+    sandbox_id: str,
+    *,
+    wanted: Wanted | None = None,
+    before: tuple[float, str] | None,
+    limit: int,
 ) -> list[SessionRow]:
     """The sandbox's sessions, newest first, from behind `before` (creation time, id)."""
     query = select(sessions).where(
         sessions.c.project == project, sessions.c.sandbox_id == sandbox_id, sessions.c.state != "deleted"
     )
+    for condition in (wanted or Wanted()).conditions():
+        query = query.where(condition)
     if before is not None:
         query = query.where(tuple_(sessions.c.created_at, sessions.c.id) < before)
     query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(limit)

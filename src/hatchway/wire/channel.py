@@ -88,6 +88,7 @@ class SpawnFlag(enum.IntFlag):
     PTY = 2
     MERGE_STDERR = 4
     BUILTIN = 8
+    TIMEOUT_LEADER = 16
 
 
 class CloseFlag(enum.IntFlag):
@@ -210,10 +211,11 @@ def encode_spawn(
     pty: tuple[int, int] | None = None,
     merge_stderr: bool = False,
     timeout_ms: int = 0,
+    timeout_leader: bool = False,
     builtin: bool = False,
     limits: Iterable[tuple[Tag, int]] = (),
 ) -> bytes:
-    """Returns a SPAWN, as many frames as it takes; `pty` is rows and columns, `timeout_ms` 0 is none.
+    """Returns a SPAWN, as many frames as it takes; `pty` is rows and columns, `timeout_ms` 0 is none; with `timeout_leader` it ends the leader alone.
 
     `builtin` starts the agent's own program of the name `argv[0]`; `limits` are the fields LIMIT_….
     Raises `ValueError` for a value that the protocol cannot carry or that is beyond its bounds.
@@ -237,6 +239,8 @@ def encode_spawn(
         flags |= SpawnFlag.MERGE_STDERR
     if builtin:
         flags |= SpawnFlag.BUILTIN
+    if timeout_leader:
+        flags |= SpawnFlag.TIMEOUT_LEADER
     if pty is not None:
         flags |= SpawnFlag.PTY
         fields.extend(((Tag.ROWS, pty[0]), (Tag.COLS, pty[1])))

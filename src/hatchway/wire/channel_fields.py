@@ -75,6 +75,7 @@ class Tag(enum.IntEnum):
     LOAD1_MILLI = 56
     LIMIT_FSIZE = 57
     CA = 58
+    MEM_CACHED_KIB = 59
 
 
 class Kind(enum.Enum):

@@ -41,6 +41,11 @@ class SessionSpec(Struct, frozen=True, kw_only=True):
     stdin: bool = True
     timeout_s: float | None = None
     """Wall time."""
+    timeout_scope: str = "tree"
+    """Whom the timeout kills: `tree` or `leader`."""
+    linger_s: float | None = None
+    """How long after the leader's end a stream that somebody still holds is waited for; None is the node's usual."""
+    metadata: dict[str, str] = {}
     limits: SessionLimits | None = None
     retain_s: float = 3600.0
     """How long the output is kept after the process ended."""

@@ -14,6 +14,7 @@ class GuestUsage(Struct, frozen=True, kw_only=True):
     processes: int
     memory_total_bytes: int
     memory_available_bytes: int
+    memory_cached_bytes: int = 0
     disk_total_bytes: int
     disk_free_bytes: int
 

@@ -138,6 +138,7 @@ class Link:
             pty=spawn.pty,
             merge_stderr=spawn.merge_stderr,
             timeout_ms=spawn.timeout_ms,
+            timeout_leader=spawn.timeout_leader,
             builtin=spawn.builtin,
             limits=_limit_fields(spawn.limits),
         )
@@ -207,6 +208,7 @@ class Link:
             processes=number(Tag.PROCESSES),
             memory_total_kib=number(Tag.MEM_TOTAL_KIB),
             memory_available_kib=number(Tag.MEM_AVAILABLE_KIB),
+            memory_cached_kib=number(Tag.MEM_CACHED_KIB),
             disk_total=number(Tag.DISK_TOTAL),
             disk_free=number(Tag.DISK_FREE),
         )

@@ -93,6 +93,8 @@ class Spawn:
     pty: tuple[int, int] | None = None
     merge_stderr: bool = False
     timeout_ms: int = 0
+    timeout_leader: bool = False
+    """The timeout kills the leader alone, not its tree."""
     builtin: bool = False
     limits: ProcessLimits | None = None
 
@@ -109,6 +111,7 @@ class GuestMetrics:
     processes: int = 0
     memory_total_kib: int = 0
     memory_available_kib: int = 0
+    memory_cached_kib: int = 0
     disk_total: int = 0
     disk_free: int = 0
 

@@ -25,6 +25,7 @@ async def spawn(link: GuestLink, spec: SessionSpec, sink: ProcessSink) -> int | 
                 stdin=spec.stdin,
                 pty=None if spec.pty is None else (spec.pty.rows, spec.pty.cols),
                 timeout_ms=0 if spec.timeout_s is None else max(1, round(spec.timeout_s * 1000)),
+                timeout_leader=spec.timeout_scope == "leader",
                 limits=None if spec.limits is None else _limits(spec.limits),
             ),
             sink,

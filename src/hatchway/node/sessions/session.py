@@ -288,6 +288,8 @@ class Session:
         self._owed = (proc.stdout_total, proc.stderr_total)
         if record.exit is None:
             self._exited(proc)
+        elif self._linger is None:  # the node that saw it end is another process by now
+            self._linger_on(first=True)
         if proc.reason is ExitReason.SPAWN_FAILED:
             self._streams_closed = True
         if self._streams_closed:
@@ -414,8 +416,12 @@ class Session:
             stdout_bytes=stdout,
             stderr_bytes=stderr,
         )
-        self._linger = self._around.later(self._around.limits.linger_s, self._lingered)
+        self._linger_on(first=True)
         self._announce(save=True)
+
+    def _linger_on(self, *, first: bool = False) -> None:
+        usual, wanted = self._around.limits.linger_s, self.record.spec.linger_s
+        self._linger = self._around.later(wanted if first and wanted is not None else usual, self._lingered)
 
     def _all_stored(self) -> bool:
         stdout, stderr = self.spool.stored()
@@ -443,7 +449,7 @@ class Session:
             if self._all_stored() or self._patience <= 0:
                 self._end()
                 return
-        self._linger = self._around.later(self._around.limits.linger_s, self._lingered)
+        self._linger_on()
 
     def _end(self) -> None:
         if self._linger is not None:

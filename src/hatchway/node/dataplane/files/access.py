@@ -17,6 +17,7 @@ from hatchway.node.dataplane import requests, tokens
 from hatchway.node.dataplane.accesses import note_claims, note_data
 from hatchway.node.dataplane.files.failures import too_many
 from hatchway.node.dataplane.files.limits import FileLimits
+from hatchway.node.dataplane.files.program import Program
 from hatchway.node.dataplane.files.query import Query
 from hatchway.node.dataplane.pace import Pace, too_long
 from hatchway.node.dataplane.plane import Plane
@@ -38,6 +39,8 @@ class Files:
 
     def __post_init__(self) -> None:
         self._running: Counter[str] = Counter()
+        self.marked: dict[tuple[str, str], Program] = {}
+        """Watches that take marks, by sandbox and name."""
         self._all = 0
 
     def call(self, scope: Scope, receive: Receive, send: Send, known: Collection[str]) -> "Call":

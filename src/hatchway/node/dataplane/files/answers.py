@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from hatchway.domain.errors import BadGateway
 
-MAX_LINE = 32 * 1024
+MAX_LINE = 96 * 1024
 """Octets of one line."""
 MAX_SIZE = 2**63 - 1
 
@@ -20,6 +20,15 @@ Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
 Number = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Text = str | UnsetType
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class LeadsTo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a symbolic link leads to in the end."""
+
+    path: str
+    type: Literal["file", "dir", "symlink", "fifo", "socket", "char", "block"]
+    mode: Annotated[int, Meta(ge=0, le=0o7777)]
+    path_base64: Text = UNSET
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +48,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     path_base64: Text = UNSET
     name_base64: Text = UNSET
     target_base64: Text = UNSET
+    leads_to: LeadsTo | UnsetType = UNSET
+    attributes: dict[str, str] | UnsetType = UNSET
+    attributes_left_out: Size | UnsetType = UNSET
 
 
 class ReadHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,9 +157,17 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dir: bool
     from_: Text = msgspec.field(name="from", default=UNSET)
+    moved: bool | UnsetType = UNSET
+    entry: Entry | UnsetType = UNSET
     path_base64: Text = UNSET
     name_base64: Text = UNSET
     from_base64: Text = UNSET
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """All that had happened when it was asked for has been told."""
+
+    event: Literal["mark"]
 
 
 class Overflow(msgspec.Struct, frozen=True, kw_only=True):

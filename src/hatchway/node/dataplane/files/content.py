@@ -16,6 +16,7 @@ from hatchway.node.dataplane.files.program import Argument, Program, run
 from hatchway.node.dataplane.files.uploads import upload
 
 _RANGE = re.compile(r"bytes=(?:(\d{1,18})-(\d{0,18})|-(\d{1,18}))", re.ASCII)
+_WRITING = ("mode", "parents", "in_place", "attributes", "attributes_of", "owner")
 _LATEST = 253_402_300_799
 """The end of the year 9999, as Unix time: no date of HTTP is later."""
 
@@ -59,9 +60,9 @@ class Content:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         if scope["method"] == "PUT":
-            await self._put(self._files.call(scope, receive, send, (*PATH, "mode", "parents")))
+            await self._put(self._files.call(scope, receive, send, (*PATH, *_WRITING)))
         else:
-            call = self._files.call(scope, receive, send, PATH)
+            call = self._files.call(scope, receive, send, (*PATH, "owner"))
             await call.download(self._get(call, Request(scope)))
 
     async def _get(self, call: Call, request: Request) -> None:
@@ -72,7 +73,11 @@ class Content:
 
     async def _try(self, call: Call, request: Request, wanted: Range | None) -> bool:
         """Answers, unless a range was asked for of something whose end nobody knows."""
-        arguments: list[Argument] = [("path", call.query.path()), *(wanted.arguments() if wanted else ())]
+        arguments: list[Argument] = [
+            ("path", call.query.path()),
+            *(wanted.arguments() if wanted else ()),
+            *call.query.beside(),
+        ]
         async with run(call.link, "read", arguments, user=call.query.user(), limits=call.limits) as program:
             head = await program.head(answers.ReadHead)
             if wanted is None:
@@ -100,6 +105,9 @@ class Content:
             ("size", size),
             ("mode", call.query.mode()),
             ("parents", int(call.query.flag("parents"))),
+            ("in_place", int(call.query.flag("in_place")) or None),
+            ("attributes", call.query.attributes()),
+            *call.query.beside(),
         ]
         sent = 0
 

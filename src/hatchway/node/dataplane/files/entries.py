@@ -14,6 +14,7 @@ from hatchway.node.dataplane.files.program import Argument, Program, run
 
 T = TypeVar("T", bound=msgspec.Struct)
 PATH = ("path", "path_base64", "user")
+TOLD = (*PATH, *query.BESIDE)
 MAX_DEPTH = 32
 MAX_PAGE = 2_000
 _HEADERS = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
@@ -25,6 +26,11 @@ Encoded = Annotated[str, Meta(min_length=1, max_length=2 * query.MAX_PATH)]
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     user: User | None = None
+    owner: User | None = None
+
+    def beside(self, *, links: bool = False, attributes_of: str | None = None) -> list[Argument]:
+        """What several operations take. Raises `invalid_field`."""
+        return [*query.beside(self.user, self.owner, links, attributes_of)]
 
 
 class MkdirBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,13 +43,16 @@ class MkdirBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class MoveBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One rename. `overwrite`: a file takes the place of a file, a folder that of an empty folder."""
+    """One rename. `overwrite`: a file takes the place of a file, a folder that of an empty folder; `parents` makes what is missing above."""
 
     from_: PathText | None = msgspec.field(name="from", default=None)
     from_base64: Encoded | None = None
     to: PathText | None = None
     to_base64: Encoded | None = None
     overwrite: bool = False
+    parents: bool = False
+    links: bool = False
+    attributes_of: str | None = None
 
 
 class RemoveBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,8 +93,12 @@ class Stat(_Endpoint):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        call = self._files.call(scope, receive, send, (*PATH, "follow"))
-        arguments: list[Argument] = [("path", call.query.path()), ("follow", int(call.query.flag("follow")))]
+        call = self._files.call(scope, receive, send, (*TOLD, "follow"))
+        arguments: list[Argument] = [
+            ("path", call.query.path()),
+            ("follow", int(call.query.flag("follow"))),
+            *call.query.beside(),
+        ]
         await call.answer(await self._do(call, "stat", arguments, call.query.user(), answers.StatDone))
 
 
@@ -100,6 +113,7 @@ class Mkdir(_Endpoint):
             ("path", _path(body.path, body.path_base64, "path")),
             ("mode", None if body.mode is None else query.mode_of(body.mode)),
             ("parents", int(body.parents)),
+            *body.beside(),
         ]
         done = await self._do(call, "mkdir", arguments, body.user, answers.MkdirDone)
         await call.answer(done, 201 if done.created else 200)
@@ -116,6 +130,8 @@ class Move(_Endpoint):
             ("from", _path(body.from_, body.from_base64, "from")),
             ("to", _path(body.to, body.to_base64, "to")),
             ("overwrite", int(body.overwrite)),
+            ("parents", int(body.parents) or None),
+            *body.beside(links=body.links, attributes_of=body.attributes_of),
         ]
         await call.answer(await self._do(call, "move", arguments, body.user, answers.StatDone))
 
@@ -130,6 +146,7 @@ class Remove(_Endpoint):
         arguments: list[Argument] = [
             ("path", _path(body.path, body.path_base64, "path")),
             ("recursive", int(body.recursive)),
+            *body.beside(),
         ]
         await call.answer(await self._do(call, "remove", arguments, body.user, answers.RemoveDone))
 
@@ -145,6 +162,7 @@ class Chmod(_Endpoint):
             ("path", _path(body.path, body.path_base64, "path")),
             ("mode", query.mode_of(body.mode)),
             ("recursive", int(body.recursive)),
+            *body.beside(),
         ]
         await call.answer(await self._do(call, "chmod", arguments, body.user, answers.ChmodDone))
 
@@ -158,13 +176,14 @@ class List(_Endpoint):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        call = self._files.call(scope, receive, send, (*PATH, "depth", "limit", "cursor"))
+        call = self._files.call(scope, receive, send, (*TOLD, "depth", "limit", "cursor"))
         limit = call.query.number("limit", 1_000, 1, MAX_PAGE)
         arguments: list[Argument] = [
             ("path", call.query.path()),
             ("depth", call.query.number("depth", 1, 1, MAX_DEPTH)),
             ("limit", limit),
             ("after", call.query.cursor()),
+            *call.query.beside(),
         ]
 
         async def work() -> None:

@@ -57,6 +57,8 @@ def unreachable(error: LinkLost) -> HatchwayError:
 
 def _of_errno(number: int, cause: str) -> HatchwayError:
     match number:
+        case errno.ESRCH:
+            return Unprocessable("unknown_user", cause, "Use a user that the sandbox has.")
         case errno.ENOENT:
             return NotFound("file_not_found", cause, "Look at the path; a missing folder is made with parents=1.")
         case errno.EACCES | errno.EPERM:
@@ -94,6 +96,10 @@ def _of_errno(number: int, cause: str) -> HatchwayError:
         case errno.EOPNOTSUPP:
             return Unprocessable(
                 "archive_unsupported", cause, "Make the archive without sparse or multi-volume members."
+            )
+        case errno.EREMOTE:
+            return Unprocessable(
+                "file_system_remote", cause, "Watch it without `local`, and look now and then yourself."
             )
         case errno.EMFILE | errno.ENFILE:
             return Exhausted("too_many_watches", cause, "Watch fewer folders, or end another watch.")

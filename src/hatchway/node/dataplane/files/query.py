@@ -13,8 +13,12 @@ from hatchway.domain.errors import HatchwayError, InvalidRequest, Unprocessable
 
 MAX_PATH = 4095
 MAX_CURSOR = 16_384
+MAX_ATTRIBUTES = 8_192
+BESIDE = ("owner", "links", "attributes_of")
 USER = r"^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,10})$"
 _MODE = re.compile(r"[0-7]{1,5}", re.ASCII)
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+_ATTRIBUTES_RULE = f"lines NAME=VALUE of text, {MAX_ATTRIBUTES} octets in all, beside `attributes_of`"
 _PATH_RULE = f"1 to {MAX_PATH} octets without NUL"
 
 
@@ -40,11 +44,26 @@ def mode_of(text: str, field: str = "mode") -> str:
     return text
 
 
-def user_of(text: str | None) -> str | None:
+def user_of(text: str | None, field: str = "user") -> str | None:
     """Checks the name or number of a user. Raises `invalid_field`."""
     if text is not None and not re.match(USER, text):
-        raise invalid_field("user", f"it is {text[:40]!r}.", f"matches {USER}")
+        raise invalid_field(field, f"it is {text[:40]!r}.", f"matches {USER}")
     return text
+
+
+def beside(
+    user: str | None, owner: str | None, links: bool, attributes_of: str | None
+) -> list[tuple[str, bytes | str | int | None]]:
+    """What several operations take beside their own. Raises `invalid_field`."""
+    if owner is not None and user not in ("root", "0"):
+        raise invalid_field("owner", "only root works on behalf of an owner.", "with `user=root`")
+    if attributes_of is not None and not _PREFIX.fullmatch(attributes_of):
+        raise invalid_field("attributes_of", f"it is {attributes_of[:40]!r}.", f"matches {_PREFIX.pattern}")
+    return [
+        ("owner", user_of(owner, "owner")),
+        ("links", int(links) or None),
+        ("attributes_of", attributes_of),
+    ]
 
 
 def encode_cursor(after: bytes) -> str:
@@ -128,6 +147,19 @@ class Query:
         """`mode`, if it is given."""
         value = self.text("mode")
         return None if value is None else mode_of(value)
+
+    def beside(self) -> list[tuple[str, bytes | str | int | None]]:
+        """The arguments of the guest's program that `BESIDE` names."""
+        return beside(self.user(), self.text("owner"), self.flag("links"), self.text("attributes_of"))
+
+    def attributes(self) -> bytes | None:
+        """`attributes`, if it is given: lines NAME=VALUE."""
+        value = self.text("attributes")
+        if value is None:
+            return None
+        if self.text("attributes_of") is None or len(value.encode()) > MAX_ATTRIBUTES or "\0" in value:
+            raise invalid_field("attributes", "it is too long, or stands without `attributes_of`.", _ATTRIBUTES_RULE)
+        return value.encode()
 
     def cursor(self) -> bytes | None:
         """`cursor`, if it is given."""

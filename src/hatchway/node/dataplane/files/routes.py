@@ -7,7 +7,7 @@ from hatchway.node.dataplane.files.access import Files
 from hatchway.node.dataplane.files.archive import Archive
 from hatchway.node.dataplane.files.content import Content
 from hatchway.node.dataplane.files.limits import FileLimits
-from hatchway.node.dataplane.files.watch import Watch
+from hatchway.node.dataplane.files.watch import Mark, Watch
 from hatchway.node.dataplane.plane import Plane
 
 
@@ -24,5 +24,6 @@ def make_routes(plane: Plane, limits: FileLimits | None = None) -> list[BaseRout
         Route(f"{at}/remove", entries.Remove(files), methods=["POST"]),
         Route(f"{at}/chmod", entries.Chmod(files), methods=["POST"]),
         Route(f"{at}/watch", Watch(files), methods=["GET"]),
+        Route(f"{at}/watch/{{watch}}/marks", Mark(files), methods=["POST"]),
         Route(f"{at}/archive", Archive(files), methods=["GET", "PUT"]),
     ]

@@ -1,17 +1,19 @@
-"""`GET …/files/watch`: changes below a path as server-sent events, until the client goes."""
+"""`GET …/files/watch`: changes below a path as server-sent events, until the client goes; and marks in them, where one is asked for."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from hatchway.domain.errors import HatchwayError
+from hatchway.domain.errors import HatchwayError, NotFound
+from hatchway.domain.ids import new_id
 from hatchway.node.dataplane import sse
 from hatchway.node.dataplane.files import answers
 from hatchway.node.dataplane.files.access import Call, Files, no_more
-from hatchway.node.dataplane.files.entries import PATH
-from hatchway.node.dataplane.files.program import Argument, run
+from hatchway.node.dataplane.files.entries import TOLD
+from hatchway.node.dataplane.files.program import Argument, Program, run
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -28,9 +30,24 @@ class Watch:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        call = self._files.call(scope, receive, send, (*PATH, "recursive"))
+        call = self._files.call(scope, receive, send, (*TOLD, "recursive", "entries", "local", "marks"))
         watching = _Watching(call)
         await call.present(watching.run(), watch=True, stopped=watching.stopped)
+
+
+class Mark:
+    """`POST …/watch/{watch}/marks`: has a watch tell `mark` behind all that had happened before. Answers 202."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        call = self._files.call(scope, receive, send, ())
+        program = self._files.marked.get((call.sandbox_id, str(scope["path_params"]["watch"])))
+        if program is None or not await program.write(b"."):
+            raise NotFound("unknown_watch", "There is no such watch that takes marks.", "Watch with `marks=1`.")
+        await call.answer({}, 202)
 
 
 class _Watching:
@@ -40,21 +57,42 @@ class _Watching:
 
     async def run(self) -> None:
         call = self._call
-        arguments: list[Argument] = [("path", call.query.path()), ("recursive", int(call.query.flag("recursive")))]
+        flags = ("recursive", "entries", "local", "marks")
+        arguments: list[Argument] = [
+            ("path", call.query.path()),
+            *((name, int(call.query.flag(name)) or None) for name in flags),
+            *call.query.beside(),
+        ]
+        user, marks = call.query.user(), call.query.flag("marks")
         try:
-            async with run(call.link, "watch", arguments, user=call.query.user(), limits=call.limits) as program:
+            async with run(call.link, "watch", arguments, user=user, limits=call.limits, upload=marks) as program:
                 head = await program.head(answers.WatchHead)
-                await call.send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                self._started = True
-                await self._event("ready", head)
-                await self._events(program.lines(within=None))
-                done = await program.done(answers.WatchDone)
+                with self._known(program, marks=marks) as watch:
+                    await call.send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                    self._started = True
+                    told = msgspec.structs.asdict(head)
+                    await self._event("ready", told if watch is None else {**told, "watch": watch})
+                    await self._events(program.lines(within=None))
+                    done = await program.done(answers.WatchDone)
         except HatchwayError as error:
             if not self._started:
                 raise
             await self._end({"reason": "failed", "code": error.code, "cause": error.cause})
         else:
             await self._end({"reason": done.ended})
+
+    @contextlib.contextmanager
+    def _known(self, program: Program, *, marks: bool) -> Iterator[str | None]:
+        """The name by which marks are asked for, until the block is left; None where they are not."""
+        if not marks:
+            yield None
+            return
+        watch, marked = new_id(), self._call.files.marked
+        marked[self._call.sandbox_id, watch] = program
+        try:
+            yield watch
+        finally:
+            del marked[self._call.sandbox_id, watch]
 
     async def stopped(self, why: str) -> None:
         """The client is there and may watch no longer."""
@@ -74,8 +112,11 @@ class _Watching:
                 line = following.result()
                 if line is None:
                     return
-                if answers.decode(line, answers.Kind).event == "overflow":
+                kind = answers.decode(line, answers.Kind).event
+                if kind == "overflow":
                     await self._event("overflow", answers.decode(line, answers.Overflow))
+                elif kind == "mark":
+                    await self._event("mark", answers.decode(line, answers.Mark))
                 else:
                     await self._event("file", answers.decode(line, answers.Change))
                 following = asyncio.ensure_future(anext(lines, None))
