@@ -195,7 +195,9 @@ async def test_two_changes_at_once_and_one_that_died_in_the_middle(
     if database_url is None:
         return
     database = await Database.open(database_url)
-    await database.write(credentials.begin, "default", "github/bot")  # its process dies here
+    await database.write(
+        credentials.begin, "default", "github/bot", kind="store", source={}, hosts=[HOST]
+    )  # its process dies here
     assert (await put(service))[1]["code"] == "credential_busy"
     now = time.time
     assert (await service.http.delete("/v1/credentials/github/bot")).json()["code"] == "credential_busy"

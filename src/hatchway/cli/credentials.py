@@ -136,8 +136,12 @@ def _list(front: Front) -> None:
     if front.json:
         print_json(found)
         return
-    rows = [(one.name, _source(one), ", ".join(one.hosts), str(one.version), when(one.updated_at)) for one in found]
+    rows = [(one.name, _source(one), ", ".join(one.hosts), _version(one), when(one.updated_at)) for one in found]
     print_table(("CREDENTIAL", "SOURCE", "HOSTS", "VERSION", "UPDATED"), rows)
+
+
+def _version(one: "Credential") -> str:
+    return str(one.version) if one.state == "ready" else f"{one.version} ({one.state})"
 
 
 def _source(one: "Credential") -> str:

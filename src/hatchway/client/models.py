@@ -549,6 +549,9 @@ class Credential(_Record, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     """The only ones that it may ever be sent to."""
     version: int = 0
+    """0: it was not made yet."""
+    state: str = "ready"
+    """`ready`, `changing`, or `incomplete`: nobody knows whether the broker made the last change. Put it again, or delete it."""
     available: bool | None = None
     """Whether it can be had, where that was looked at."""
     error: str | None = None

@@ -19,6 +19,10 @@ WITHIN_S = 25.0
 """A broker may have to ask a Vault."""
 
 
+class Unheard(Unavailable):
+    """`broker_unavailable`: the broker was asked, and nobody knows whether it did it."""
+
+
 class BrokerLink:
     """Calls the broker. It has no state: whatever dies, the next call finds the broker that is there then."""
 
@@ -27,7 +31,7 @@ class BrokerLink:
         self._uid = os.geteuid() if uid is None else uid
 
     async def call(self, method: str, params: object, result: type[T]) -> T:
-        """Raises what the broker answers, and `Unavailable("broker_unavailable")` when it is not there or does not answer."""
+        """Raises what the broker answers, and `Unavailable("broker_unavailable")` when it is not there: `Unheard` where it was asked and did not answer."""
         assert METHODS[method][1] is result
         if self._path is None:
             raise Unavailable(
@@ -38,11 +42,13 @@ class BrokerLink:
         try:
             async with asyncio.timeout(WITHIN_S):
                 return await self._call(self._path, method, params, result)
-        except (OSError, TimeoutError) as error:
+        except TimeoutError:
+            raise _unavailable("it does not answer", Unheard) from None
+        except OSError as error:
             raise _unavailable(f"it cannot be reached ({type(error).__name__})") from None
         except Unavailable as error:
             if error.code == "peer_lost":
-                raise _unavailable("it ended in the middle") from None
+                raise _unavailable("it ended in the middle", Unheard) from None
             raise
 
     async def _call(self, path: Path, method: str, params: object, result: type[T]) -> T:
@@ -63,8 +69,8 @@ class BrokerLink:
                 await running
 
 
-def _unavailable(cause: str) -> HatchwayError:
-    return Unavailable(
+def _unavailable(cause: str, kind: type[Unavailable] = Unavailable) -> HatchwayError:
+    return kind(
         "broker_unavailable",
         f"The broker is not there: {cause}.",
         "It is started again by itself; try again in a moment.",

@@ -1,6 +1,9 @@
 """/v1/credentials: secrets for the requests of sandboxes. What is known of them is shown; their values go to the broker and nowhere else."""
 
+import contextlib
 import re
+import time
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -8,9 +11,10 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from hatchway.control import views
+from hatchway.control.broker import Unheard
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.domain.checking import invalid_field
-from hatchway.domain.errors import HatchwayError, NotFound
+from hatchway.domain.errors import HatchwayError, Internal, NotFound
 from hatchway.storage import credentials
 from hatchway.storage.rows import CredentialRow
 from hatchway.wire.broker import Rotated, Source, SourceCheck, SourceRef, VaultPath
@@ -74,13 +78,17 @@ class ShownSource(views.View, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Credential(views.View, frozen=True, kw_only=True):
-    """A secret for requests of sandboxes. `available` and `error` tell whether it could be had, where that was looked at."""
+    """A secret for requests of sandboxes. `available` and `error` tell whether it could be had, where that was looked at.
+
+    `state` is `incomplete` where nobody knows whether the broker made the last change: put it again, or delete it. Version 0 was never made.
+    """
 
     name: str
     project: str
     source: ShownSource
     hosts: tuple[str, ...]
     version: int
+    state: Literal["ready", "changing", "incomplete"]
     available: bool | None
     error: str | None
     created_at: float
@@ -118,22 +126,22 @@ async def put(call: Call[PutCredential]) -> Response:
     name, body = _name(call), call.body
     await call.plane.database.require_room()
     source = _source(call.project, name, body)
-    version = await call.plane.database.write(credentials.begin, call.project, name)
-    try:
+    shown: dict[str, Any] = {
+        "kind": body.source.kind,
+        "source": _recorded(body.source),
+        "hosts": list(body.hosts),
+    }
+    version = await call.plane.database.write(credentials.begin, call.project, name, **shown)
+    async with _concluded(call, name, version):
         found = await call.plane.broker.call(
             "source.put", msgspec.structs.replace(source, version=version), SourceCheck
         )
-    except HatchwayError:
-        await call.plane.database.write(credentials.give_up, call.project, name, version)
-        raise
     row, new = await call.plane.database.write(
         credentials.finish,
         call.project,
         name,
         version,
-        kind=body.source.kind,
-        source=_recorded(body.source),
-        hosts=list(body.hosts),
+        **shown,
     )
     return answer(CredentialAnswer(credential=_show(row, found)), 201 if new else 200)
 
@@ -160,11 +168,8 @@ async def delete(call: Call[NoBody]) -> Response:
     """Forgets a credential; connections that use it are cut before the answer."""
     name = _name(call)
     version = await call.plane.database.write(credentials.begin_delete, call.project, name)
-    try:
+    async with _concluded(call, name, version):
         await call.plane.broker.call("source.delete", SourceRef(project=call.project, name=name), Empty)
-    except HatchwayError:
-        await call.plane.database.write(credentials.give_up, call.project, name, version)
-        raise
     await call.plane.database.write(credentials.finish_delete, call.project, name, version)
     return answer(None, 204)
 
@@ -174,6 +179,18 @@ async def rotate_key(call: Call[NoBody]) -> Response:
     made = await call.plane.broker.call("store.rotate", Empty(), Rotated)
     await call.plane.database.write(credentials.key_rotated, made.key_id)
     return answer(MasterKeyAnswer(master_key=MasterKey(key_id=made.key_id, sealed=made.sealed)))
+
+
+@contextlib.asynccontextmanager
+async def _concluded(call: Call[Any], name: str, version: int) -> AsyncIterator[None]:
+    """What the broker refuses is no change; of what it may have done it is told that nobody knows."""
+    try:
+        yield
+    except HatchwayError as error:
+        unheard = isinstance(error, Unheard | Internal)
+        after = credentials.leave if unheard else credentials.give_up
+        await call.plane.database.write(after, call.project, name, version)
+        raise
 
 
 def _source(project: str, name: str, body: PutCredential) -> Source:
@@ -216,17 +233,29 @@ def _show(row: CredentialRow, found: SourceCheck | None = None) -> Credential:
         source=ShownSource(kind=row.kind, **row.source),
         hosts=row.hosts,
         version=row.version,
+        state=_state(row),
         available=None if found is None else found.available and found.version == row.version,
-        error=None if found is None else _error(row, found),
+        error=_error(row, found),
         created_at=row.created_at,
         updated_at=row.updated_at,
     )
 
 
-def _error(row: CredentialRow, found: SourceCheck) -> str | None:
-    if found.version not in (0, row.version):
+def _state(row: CredentialRow) -> Literal["ready", "changing", "incomplete"]:
+    if row.changing_until is None:
+        return "ready"
+    return "changing" if row.changing_until > time.time() else "incomplete"
+
+
+def _error(row: CredentialRow, found: SourceCheck | None) -> str | None:
+    if found is not None and found.version not in (0, row.version):
         return f"The broker has version {found.version} of it, of a change that did not come to its end. Put it again."
-    return None if found.available else found.error
+    if found is not None and not found.available:
+        return found.error
+    if _state(row) != "incomplete":
+        return None
+    what = "A change of it" if row.version else "Its making"
+    return f"{what} did not come to its end: whether the broker made it is not known. Put it again, or delete it."
 
 
 def _name(call: Call[Any]) -> str:

@@ -16,6 +16,7 @@ from hatchway.control.auth import Authenticator
 from hatchway.control.broker import BrokerLink
 from hatchway.control.claims import Claims
 from hatchway.control.config import ControlConfig
+from hatchway.control.credentialkeeper import CredentialKeeper
 from hatchway.control.engine import Engine
 from hatchway.control.follower import Follower
 from hatchway.control.hearing import Hearing
@@ -54,6 +55,7 @@ class Plane:
     wakes: Wakes
     pools: PoolKeeper
     policies: PolicyKeeper
+    credentials: CredentialKeeper
     claims: Claims
     follower: Follower
     signer: Signer
@@ -79,6 +81,7 @@ class Plane:
         self.ending.set()
         await self.pools.close()
         await self.policies.close()
+        await self.credentials.close()
         await self.lifetimes.close()
         await self.wakes.close()
         await self.reconciler.close()
@@ -215,6 +218,8 @@ async def open_plane(config: ControlConfig) -> Plane:
         pools = PoolKeeper(database, nodes, engine)
         pools.start()
         keeper.start()
+        credential_keeper = CredentialKeeper(database, broker)
+        credential_keeper.start()
     except BaseException:
         await database.close()
         raise
@@ -229,6 +234,7 @@ async def open_plane(config: ControlConfig) -> Plane:
         wakes,
         pools,
         keeper,
+        credential_keeper,
         claims,
         follower,
         signer,

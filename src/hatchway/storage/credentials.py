@@ -1,8 +1,8 @@
 """Credentials: what is known of them here, which is never their values.
 
 The value of a credential goes to the broker between two transactions. The first numbers the change and lets nobody else change this
-credential for a while, the second records it. Whatever dies in between, the row says less than the broker has, never more: the
-next change has a higher number, and a row that was never recorded can be deleted like any other.
+credential for a while, the second records it. Whatever dies in between, the row is there and says that its change did not come to its
+end (`changing_until` is over): the next change has a higher number, and a row that was never recorded can be deleted like any other.
 """
 
 import time
@@ -21,8 +21,10 @@ CHANGES_WITHIN_S = 60.0
 """How long one change keeps others away; longer than it can take."""
 
 
-def begin(connection: Connection, project: str, name: str) -> int:
-    """Begins to change a credential, or to make one; returns the version that this makes.
+def begin(
+    connection: Connection, project: str, name: str, *, kind: str, source: dict[str, str], hosts: list[str]
+) -> int:
+    """Begins to change a credential, or to make one, which shows as what it is to be; returns the version that this makes.
 
     Raises `Conflict("credential_busy")` while another change is on its way, `Exhausted("too_many_credentials")`, and what `projects.hold` raises.
     """
@@ -47,9 +49,9 @@ def begin(connection: Connection, project: str, name: str) -> int:
                 "project": project,
                 "name": name,
                 "version": 0,
-                "kind": "",
-                "source": {},
-                "hosts": [],
+                "kind": kind,
+                "source": source,
+                "hosts": hosts,
                 "changing_version": 1,
                 "changing_until": now + CHANGES_WITHIN_S,
                 "created_at": now,
@@ -108,6 +110,19 @@ def give_up(connection: Connection, project: str, name: str, version: int) -> No
         _set(connection, project, name, changing_until=None)
 
 
+def leave(connection: Connection, project: str, name: str, version: int) -> None:
+    """A change of which nobody knows whether the broker made it: it shows as one that did not come to its end, and keeps no other away."""
+    row = _find(connection, project, name)
+    if row is not None and row["changing_version"] == version:
+        _set(connection, project, name, changing_until=time.time())
+
+
+def incomplete(connection: Connection, before: float) -> list[CredentialRow]:
+    """Credentials whose change should have come to its end before a time (Unix seconds), and did not; of all projects."""
+    query = select(credentials).where(credentials.c.changing_until < before)
+    return [_row(row) for row in connection.execute(query).mappings()]
+
+
 def begin_delete(connection: Connection, project: str, name: str) -> int:
     """Begins to delete a credential, also one that was never recorded. Raises `NotFound("unknown_credential")`, `Conflict("credential_busy")`."""
     row = _find(connection, project, name)
@@ -151,18 +166,14 @@ def any_of(connection: Connection, project: str) -> bool:
 def get(connection: Connection, project: str, name: str) -> CredentialRow:
     """Raises `NotFound("unknown_credential")`."""
     row = connection.execute(select(credentials).where(*_is(project, name))).mappings().one_or_none()
-    if row is None or row["version"] == 0:
+    if row is None:
         raise unknown(name)
     return _row(row)
 
 
 def list_all(connection: Connection, project: str) -> list[CredentialRow]:
-    """The project's credentials, by name."""
-    query = (
-        select(credentials)
-        .where(credentials.c.project == project, credentials.c.version > 0)
-        .order_by(credentials.c.name)
-    )
+    """The project's credentials, by name; also those whose making has not come to its end."""
+    query = select(credentials).where(credentials.c.project == project).order_by(credentials.c.name)
     return [_row(row) for row in connection.execute(query).mappings()]
 
 

@@ -119,6 +119,11 @@ class CredentialRow(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     name: str
     version: int
+    """0: it was not made yet."""
+    changing_version: int
+    """The last change that was begun."""
+    changing_until: float | None
+    """When that should have come to its end (Unix seconds); None: it has."""
     kind: str
     """`store env file vault`."""
     source: dict[str, str]
