@@ -63,6 +63,7 @@ COMMANDS = [
     "bench",
     "chaos",
     "redteam",
+    "e2b",
 ]
 
 

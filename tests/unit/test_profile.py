@@ -28,12 +28,16 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.mark.parametrize("host", OUTSIDE)
-@pytest.mark.parametrize("which", ["api", "data"])
+@pytest.mark.parametrize("which", ["api", "data", "e2b"])
 def test_a_listener_that_other_machines_reach_needs_production_and_tls(
     settings: Settings, host: str, which: str
 ) -> None:
     outside = replace(settings, **{f"{which}_host": host})  # type: ignore[arg-type]
-    for one in (outside, replace(outside, api_tls=TLS, data_tls=TLS), replace(outside, profile="production")):
+    for one in (
+        outside,
+        replace(outside, api_tls=TLS, data_tls=TLS, e2b_tls=TLS),
+        replace(outside, profile="production"),
+    ):
         with pytest.raises(Forbidden, match="TLS") as refused:
             profile.check_listeners(one)
         assert refused.value.code == "not_loopback"
@@ -42,8 +46,8 @@ def test_a_listener_that_other_machines_reach_needs_production_and_tls(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_loopback_needs_neither(settings: Settings, host: str) -> None:
-    profile.check_listeners(replace(settings, api_host=host, data_host=host))
-    profile.check_listeners(replace(settings, api_host=host, data_host=host, profile="production"))
+    profile.check_listeners(replace(settings, api_host=host, data_host=host, e2b_host=host))
+    profile.check_listeners(replace(settings, api_host=host, data_host=host, e2b_host=host, profile="production"))
 
 
 # -- TLS

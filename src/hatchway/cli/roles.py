@@ -88,6 +88,14 @@ def up(
             show_default="7080; with --api-port 0: any",
         ),
     ] = None,
+    e2b_domain: Annotated[
+        str | None,
+        typer.Option(
+            "--e2b-domain",
+            help="Ports of E2B's sandboxes have names under it, PORT-ID.DOMAIN; with :PORT where that is not 443.",
+            show_default="none",
+        ),
+    ] = None,
     database_url: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +143,7 @@ def up(
             e2b=e2b,
             e2b_host=e2b_host,
             e2b_port=e2b_port,
+            e2b_domain=e2b_domain,
             database_url=database_url,
             bake=bake,
             vmm=cast("DriverName | None", vmm),

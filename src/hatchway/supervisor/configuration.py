@@ -41,6 +41,13 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Domain = Annotated[
     str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*$", max_length=200)
 ]
+NameAndPort = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*(:[1-9][0-9]{0,4})?$",
+        max_length=206,
+    ),
+]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+$")]
 
 
@@ -59,6 +66,8 @@ class E2b(Listener, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The API of E2B, a listener of its own."""
 
     enabled: bool = True
+    domain: NameAndPort | None = None
+    """Under which ports of sandboxes have names, `PORT-ID.DOMAIN`; with the port that clients use, where that is not 443."""
     secret_file: str | None = None
     """The secret that tokens of sandboxes are derived from, where several wrappers share one; its path is from the settings file's folder on."""
 
@@ -166,6 +175,7 @@ def settings(
     e2b: bool | None = None,
     e2b_host: str | None = None,
     e2b_port: int | None = None,
+    e2b_domain: str | None = None,
     database_url: str | None = None,
 ) -> Settings:
     """The settings of an installation: of its file, where it has one, with what the command line says before it.
@@ -202,6 +212,7 @@ def settings(
         e2b_port=_first(e2b_port, file.e2b.port, usual_e2b_port),
         e2b_tls=_tls(path, folder, "e2b", file.e2b),
         e2b_url=file.e2b.url,
+        e2b_domain=file.e2b.domain if e2b_domain is None else _domain(e2b_domain),
         e2b_secret=None if file.e2b.secret_file is None else folder / file.e2b.secret_file,
         database_url=database_url or os.environ.get("HATCHWAY_DATABASE_URL") or file.database_url,
         database_password_file=None if file.database_password_file is None else folder / file.database_password_file,
@@ -275,6 +286,15 @@ def read_secret(path: Path) -> bytes:
             "`openssl rand -hex 32` makes one.",
         )
     return content
+
+
+def _domain(given: str) -> str:
+    try:
+        return msgspec.convert(given, NameAndPort)
+    except msgspec.ValidationError:
+        raise Unprocessable(
+            "bad_domain", f"{given[:200]!r} is no domain.", "Write it as sbx.example, or sbx.example:7443."
+        ) from None
 
 
 def _first(*values: int | None) -> int:

@@ -108,6 +108,8 @@ class Settings:
     e2b_port: int = DEFAULT_E2B_PORT
     e2b_tls: Tls | None = None
     e2b_url: str | None = None
+    e2b_domain: str | None = None
+    """Under which ports of E2B's sandboxes have names; a port may stand behind it."""
     e2b_secret: Path | None = None
     """File with the secret that tokens of sandboxes are derived from, for several wrappers to share; None: one of its own."""
     database_url: str | None = None

@@ -46,7 +46,12 @@ def role(settings: Settings, listener: socket.socket, tls: Callable[[], ssl.SSLC
     def body(ready: Callable[[], None]) -> None:
         from hatchway.e2b.main import E2bConfig, run
 
-        config = E2bConfig(folder=settings.e2b_folder, control=settings.run / behalf.SOCKET, secret=secret)
+        config = E2bConfig(
+            folder=settings.e2b_folder,
+            control=settings.run / behalf.SOCKET,
+            secret=secret,
+            domain=settings.e2b_domain,
+        )
         run(config, listener=listener, ready=ready, alive=ready, tls=tls())
 
     return Role(
