@@ -76,6 +76,63 @@ async def test_their_bound(service: Service) -> None:
     assert await annotations(service, sandbox["id"]) == fits
 
 
+async def ids(service: Service, **query: object) -> list[str]:
+    answer = await service.http.get("/v1/sandboxes", params={name: str(value) for name, value in query.items()})
+    assert answer.status_code == 200, answer.text
+    return [one["id"] for one in answer.json()["sandboxes"]]
+
+
+async def test_lists_find_by_them_and_by_time_in_either_order(service: Service) -> None:
+    one = await service.create(annotations={"mine": {"kind": "a", "number": 1}}, metadata={"k y": "v&1"})
+    two = await service.create(annotations={"mine": {"kind": "b"}, "other": 1})
+    three = await service.create()
+    first, second, third = one["id"], two["id"], three["id"]
+    assert await ids(service) == [third, second, first]
+    assert await ids(service, order="asc") == [first, second, third]
+    assert await ids(service, annotated="mine") == [second, first]
+    assert await ids(service, annotated="nobody") == []
+    assert await ids(service, **{"annotation.mine.kind": "a"}) == [first]
+    assert await ids(service, **{"annotation.mine.kind": "a", "annotated": "other"}) == []
+    assert await ids(service, **{"annotation.other.kind": "a"}) == []
+    assert await ids(service, **{"metadata.k y": "v&1"}) == [first]
+    assert await ids(service, created_after=repr(two["created_at"])) == [third, second]
+    assert await ids(service, created_after=repr(three["created_at"] + 1)) == []
+    read: list[str] = []
+    query = {"order": "asc", "limit": "2", "total": "true"}
+    while True:
+        page = (await service.http.get("/v1/sandboxes", params=query)).json()
+        assert page["total"] == 3
+        read += [one["id"] for one in page["sandboxes"]]
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+        # A cursor is of its order: in the other one it would name another place.
+        turned = await service.http.get("/v1/sandboxes", params={**query, "order": "desc"})
+        assert (turned.status_code, turned.json()["code"]) == (400, "invalid_cursor")
+    assert read == [first, second, third]
+    for query in (
+        {"order": "sideways"},
+        {"annotated": '"'},
+        {"annotation.mine": "a"},
+        {'annotation.mine.k"': "a"},
+        {"created_after": "yesterday"},
+    ):
+        refused = await service.http.get("/v1/sandboxes", params=query)
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_field"), query
+
+
+async def test_keys_of_metadata_are_any_text_that_can_be_read(service: Service) -> None:
+    metadata = {"k y": "v&1", "ключ": "значение", "a=b&c": "%25", "$.x'--": "", "0": "x" * 2048}
+    sandbox = await service.create(metadata=metadata)
+    assert (await service.get(sandbox["id"]))["metadata"] == metadata
+    for key, value in metadata.items():
+        assert await ids(service, **{f"metadata.{key}": value}) == [sandbox["id"]], key
+        assert await ids(service, **{f"metadata.{key}": value + "x"}) == [], key
+    for refused in ({'a"b': ""}, {"a\\b": ""}, {"a\nb": ""}, {"": ""}, {"k" * 129: ""}, {"k": "x" * 2049}, {"k": "\0"}):
+        answer = await service.http.post("/v1/sandboxes", json={"template": "seed:latest", "metadata": refused})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_field"), refused
+
+
 async def test_a_key_of_e2bs_form_does_what_any_does(service: Service) -> None:
     made = (await service.http.post("/v1/keys", json={"name": "sdk", "e2b": True})).json()["key"]
     assert re.fullmatch(r"e2b_[0-9a-f]{48}", made["key"])

@@ -51,6 +51,41 @@ async def events(service: Service, kind: str, count: int = 1) -> list[dict[str, 
     raise AssertionError("the stream ended")
 
 
+async def test_a_wake_for_a_time_gives_that_and_where_it_runs_at_least_that(service: Service) -> None:
+    sandbox = await service.create(timeout_s=LONG)
+    path, wait = f"/v1/sandboxes/{sandbox['id']}", {"prefer": "wait=20"}
+
+    async def wake(seconds: float) -> dict[str, Any]:
+        woken = await service.http.post(f"{path}/wake", json={"timeout_s": seconds}, headers=wait)
+        assert woken.status_code == 200, woken.text
+        shown: dict[str, Any] = woken.json()["sandbox"]
+        return shown
+
+    assert (await wake(10))["expires_at"] == sandbox["expires_at"]
+    longer = await wake(5 * LONG)
+    assert longer["expires_at"] - time.time() > 4 * LONG
+    await service.http.post(f"{path}/suspend", headers=wait)
+    woken = await wake(LONG / 2)
+    assert abs(woken["expires_at"] - woken["state_since"] - LONG / 2) < 0.001
+    assert (woken["timeout_s"], woken["state"]) == (LONG / 2, "running")
+    await bound(service, caps={"timeout_s": LONG})
+    refused = await service.http.post(f"{path}/wake", json={"timeout_s": LONG + 1})
+    assert (refused.status_code, refused.json()["code"]) == (422, "timeout_above_cap")
+    await service.http.delete(path, headers=wait)
+    gone = await service.http.post(f"{path}/wake", json={"timeout_s": 10})
+    assert (gone.status_code, gone.json()["code"]) == (410, "sandbox_deleted")
+
+
+async def test_branches_have_their_sources_time_or_one_of_their_own(service: Service) -> None:
+    source = await service.create(timeout_s=LONG, on_timeout="delete")
+    for body, expected in (({}, LONG), ({"timeout_s": 77}, 77), ({"timeout_s": None}, None)):
+        forked = await service.http.post(
+            f"/v1/sandboxes/{source['id']}/fork", json={"count": 1, **body}, headers={"prefer": "wait=20"}
+        )
+        branch = await service.get(forked.json()["operation"]["result"]["branches"][0]["sandbox"])
+        assert (branch["timeout_s"], branch["on_timeout"]) == (expected, "delete")
+
+
 @pytest.mark.parametrize(
     ("on_timeout", "state"),
     [("suspend", "suspended"), ("pause", "paused"), ("stop", "stopped"), ("delete", "deleted")],

@@ -226,7 +226,9 @@ async def pages(kind: str, where: str) -> None:
             times = []
             for _ in range(RUNS):
                 began = time.perf_counter()
-                rows = await database.read(sandboxes.list_page, "default", states=states, before=before, limit=PAGE)
+                rows = await database.read(
+                    sandboxes.list_page, "default", sandboxes.Filter(states=states), behind=before, limit=PAGE
+                )
                 times.append(time.perf_counter() - began)
                 assert len(rows) == PAGE
             report(f"page_{metric}{'_by_state' if states else ''}_{kind}", times)

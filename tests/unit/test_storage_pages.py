@@ -12,6 +12,7 @@ from hatchway.domain.ids import new_id
 from hatchway.storage import accepting, sandboxes
 from hatchway.storage.database import Database
 from hatchway.storage.rows import SandboxRow
+from hatchway.storage.sandboxes import Filter
 from hatchway.storage.tables import sandboxes as table
 
 __all__ = ["database", "where"]
@@ -19,7 +20,7 @@ __all__ = ["database", "where"]
 PAGE = 10
 
 
-def _work(connection: Connection, **asked: Any) -> tuple[int, list[SandboxRow]]:
+def _work(connection: Connection, wanted: Filter, **asked: Any) -> tuple[int, list[SandboxRow]]:
     """What the database did for one page: steps of SQLite's machine, rows that PostgreSQL's plan touched."""
     if connection.dialect.name == "sqlite":
         steps = 0
@@ -32,7 +33,7 @@ def _work(connection: Connection, **asked: Any) -> tuple[int, list[SandboxRow]]:
         raw: Any = connection.connection.dbapi_connection
         raw.set_progress_handler(step, 1)
         try:
-            page = sandboxes.list_page(connection, "default", limit=PAGE, **asked)
+            page = sandboxes.list_page(connection, "default", wanted, limit=PAGE, **asked)
         finally:
             raw.set_progress_handler(None, 1)
         return steps, page
@@ -42,7 +43,7 @@ def _work(connection: Connection, **asked: Any) -> tuple[int, list[SandboxRow]]:
         told.append((statement, parameters))
 
     event.listen(connection, "before_cursor_execute", note)
-    page = sandboxes.list_page(connection, "default", limit=PAGE, **asked)
+    page = sandboxes.list_page(connection, "default", wanted, limit=PAGE, **asked)
     event.remove(connection, "before_cursor_execute", note)
     (statement, parameters) = told[0]
     plan = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one()
@@ -74,27 +75,35 @@ async def test_a_page_takes_the_same_work_wherever_it_lies(database: Database, s
     # Those that are deleted lie between, and before, what is listed.
     await _add(database, 100, 0.0)
     await _add(database, 100, 0.5, state="deleted")
-    few, _ = await database.read(_work, states=states, before=(50.0, ""))
+    few, _ = await database.read(_work, Filter(states=states), behind=(50.0, ""))
     await _add(database, 2000, 1_000.0)
     await _add(database, 2000, 1_000.5, state="deleted")
     await _add(database, 200, 10_000.0, state="stopped")
     for before in (None, (2_500.0, ""), (1_100.0, ""), (50.0, "")):
-        work, page = await database.read(_work, states=states, before=before)
+        work, page = await database.read(_work, Filter(states=states), behind=before)
         assert len(page) == PAGE
         assert page == sorted(page, key=lambda row: (-row.created_at, row.id))
         assert work < 4 * few, (before, work, few)
+    for behind in (None, (60.0, ""), (1_100.0, ""), (2_500.0, "")):
+        work, page = await database.read(_work, Filter(states=states), behind=behind, ascending=True)
+        assert len(page) == PAGE
+        assert page == sorted(page, key=lambda row: (row.created_at, row.id))
+        assert work < 4 * few, (behind, work, few)
 
 
-async def test_pages_together_are_the_list(database: Database) -> None:
+@pytest.mark.parametrize("ascending", [False, True])
+async def test_pages_together_are_the_list(database: Database, ascending: bool) -> None:
     await _add(database, 57, 0.0)
     await _add(database, 31, 0.25, state="failed")
     await _add(database, 20, 0.5, state="deleted")
     read: list[SandboxRow] = []
     while True:
-        before = (read[-1].created_at, read[-1].id) if read else None
-        page = await database.read(sandboxes.list_page, "default", states=("running", "failed"), before=before, limit=7)
+        behind = (read[-1].created_at, read[-1].id) if read else None
+        wanted = Filter(states=("running", "failed"))
+        page = await database.read(sandboxes.list_page, "default", wanted, behind=behind, ascending=ascending, limit=7)
         if not page:
             break
         read += page
     assert len({row.id for row in read}) == len(read) == 57 + 31
-    assert read == sorted(read, key=lambda row: (row.created_at, row.id), reverse=True)
+    assert read == sorted(read, key=lambda row: (row.created_at, row.id), reverse=not ascending)
+    assert await database.read(sandboxes.count, "default", Filter(states=("running", "failed"))) == 57 + 31

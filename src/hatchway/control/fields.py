@@ -22,7 +22,10 @@ MAX_ENV_OCTETS = 32 * 1024
 """The guest gets its environment in one frame of 64 KiB."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-METADATA_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+METADATA_KEY = re.compile(r'[^\x00-\x1f\x7f"\\]{1,128}')
+"""Anything that can be read, without what would have to be escaped where a database looks for it."""
+MAX_METADATA_VALUE = 2048
+ANNOTATION_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _REFERENCE = r"^[a-z0-9][a-z0-9._/-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|@sha256:[0-9a-f]{64})?$"
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -62,8 +65,11 @@ def check_metadata(metadata: dict[str, str]) -> None:
     for key, value in metadata.items():
         if not METADATA_KEY.fullmatch(key):
             raise invalid_field(f"metadata.{key[:64]}", "this is no key.", {"pattern": METADATA_KEY.pattern})
-        if len(value) > 512:
-            raise invalid_field(f"metadata.{key}", "the value is too long.", {"type": "string", "maxLength": 512})
+        if len(value) > MAX_METADATA_VALUE:
+            allowed = {"type": "string", "maxLength": MAX_METADATA_VALUE}
+            raise invalid_field(f"metadata.{key}", "the value is too long.", allowed)
+        if "\0" in value:
+            raise invalid_field(f"metadata.{key}", "the value has a NUL character.", "text without NUL")
 
 
 def check_annotations(annotations: Mapping[str, Any]) -> None:
@@ -71,8 +77,8 @@ def check_annotations(annotations: Mapping[str, Any]) -> None:
     if len(annotations) > MAX_ANNOTATIONS:
         raise invalid_field("annotations", f"it has {len(annotations)} entries.", f"at most {MAX_ANNOTATIONS} entries")
     for key in annotations:
-        if not METADATA_KEY.fullmatch(key):
-            raise invalid_field(f"annotations.{key[:64]}", "this is no key.", {"pattern": METADATA_KEY.pattern})
+        if not ANNOTATION_KEY.fullmatch(key):
+            raise invalid_field(f"annotations.{key[:64]}", "this is no key.", {"pattern": ANNOTATION_KEY.pattern})
     size = len(msgspec.json.encode(annotations))
     if size > MAX_ANNOTATION_OCTETS:
         raise invalid_field(

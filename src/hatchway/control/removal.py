@@ -107,7 +107,7 @@ class Removal:
 
 
 def _delete_sandboxes(connection: Connection, name: str) -> list[Accepted]:
-    rows = sandboxes.list_page(connection, name, states=_ALIVE, limit=BATCH)
+    rows = sandboxes.list_page(connection, name, sandboxes.Filter(states=_ALIVE), limit=BATCH)
     return [
         accepting.accept_verb(connection, name, row.id, Verb.DELETE, None)
         for row in rows

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -89,25 +89,28 @@ def prefer_wait(request: Request) -> int | None:
     return None
 
 
-def page(rows: list[R], limit: int) -> tuple[list[R], str | None]:
+def page(rows: list[R], limit: int, *, ascending: bool = False) -> tuple[list[R], str | None]:
     """Cuts what was read, one row more than `limit`, to one page; returns the cursor of the next, None at the end."""
     if len(rows) <= limit:
         return rows, None
     rows = rows[:limit]
-    return rows, encode_cursor(rows[-1].created_at, rows[-1].id)
+    return rows, encode_cursor(rows[-1].created_at, rows[-1].id, ascending=ascending)
 
 
-def encode_cursor(created_at: float, row_id: str) -> str:
-    """A cursor is the place of the last row in the order of the list."""
-    return base64.urlsafe_b64encode(msgspec.msgpack.encode((created_at, row_id))).decode().rstrip("=")
+def encode_cursor(created_at: float, row_id: str, *, ascending: bool = False) -> str:
+    """A cursor is the place of the last row in the order of the list, and good for that order alone."""
+    place = (created_at, row_id, True) if ascending else (created_at, row_id)
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(place)).decode().rstrip("=")
 
 
-def decode_cursor(cursor: str | None) -> tuple[float, str] | None:
-    """Raises `InvalidRequest("invalid_cursor")` for what is none of ours."""
+def decode_cursor(cursor: str | None, *, ascending: bool = False) -> tuple[float, str] | None:
+    """Raises `InvalidRequest("invalid_cursor")` for what is none of ours, or of the other order."""
     if cursor is None:
         return None
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        if ascending:
+            return msgspec.msgpack.decode(raw, type=tuple[float, str, Literal[True]])[:2]
         return msgspec.msgpack.decode(raw, type=tuple[float, str])
     except (ValueError, msgspec.MsgspecError):
         raise InvalidRequest(

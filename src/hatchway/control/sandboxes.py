@@ -1,6 +1,7 @@
 """/v1/sandboxes: look, change, and the lifecycle verbs; `creation` is what makes one."""
 
-from typing import Annotated, Any
+import re
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -11,6 +12,7 @@ from hatchway.control.accepted import proceed, repeat, sandbox_id, show
 from hatchway.control.creation import CreateSandbox, create
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.control.fields import (
+    ANNOTATION_KEY,
     Annotations,
     Name,
     check_annotations,
@@ -25,6 +27,14 @@ from hatchway.storage import policies as stored_policies
 from hatchway.storage.database import Connection
 from hatchway.storage.rows import SandboxRow
 
+_MEMBER = re.compile(r"[A-Za-z0-9_-]{1,63}")
+
+
+class WakeSandbox(NoBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long it has from when it runs again; where it runs already, how long it goes on at least."""
+
+    timeout_s: timing.Seconds | UnsetType = UNSET
+
 
 class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many branches, and what of them is not as the source."""
@@ -34,6 +44,7 @@ class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     metadata: dict[str, str] | None = None
     env: dict[str, str] | None = None
     annotations: Annotations | None = None
+    timeout_s: timing.Seconds | UnsetType | None = UNSET
 
 
 class ChangeSandbox(policies.WithPolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,11 +67,17 @@ class ShowSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ListSandboxes(ShowSandbox, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Filters; also `metadata.KEY=VALUE`, any number of them. Deleted sandboxes are listed only where `state` asks for them."""
+    """Filters; also `metadata.KEY=VALUE`, any number of them, and `annotation.ENTRY.MEMBER=TEXT`. Deleted sandboxes are listed only where `state` asks for them."""
 
     state: Annotated[str, Meta(description="One state, or several with commas between them.")] | None = None
     name: str | None = None
     template: Annotated[str, Meta(description="Reference, its name without the tag, or digest.")] | None = None
+    annotated: Annotated[str, Meta(description="Those that have this entry of annotations.")] | None = None
+    created_after: Annotated[float, Meta(ge=0, description="Made at this time or later, in Unix seconds.")] | None = (
+        None
+    )
+    order: Annotated[Literal["asc", "desc"], Meta(description="By the time that they were made.")] = "desc"
+    total: Annotated[bool, Meta(description="Say how many there are on all pages.")] = False
     limit: Annotated[int, Meta(ge=1, le=requests.MAX_LIMIT)] = requests.DEFAULT_LIMIT
     cursor: str | None = None
 
@@ -75,8 +92,17 @@ async def fork(call: Call[ForkSandbox]) -> Response:
     if body.annotations is not None:
         check_annotations(body.annotations)
     await call.plane.database.require_room()
+    timeout_s = body.timeout_s
+    if timeout_s is not UNSET:
+        bounds = await call.plane.database.read(automatic.bounds, call.project)
+        timeout_s = timing.bounded(timeout_s, bounds, given=True)
     wanted = branches.NewBranches(
-        count=body.count, name=body.name, metadata=body.metadata, env=body.env, annotations=body.annotations
+        count=body.count,
+        name=body.name,
+        metadata=body.metadata,
+        env=body.env,
+        annotations=body.annotations,
+        timeout_s=timeout_s,
     )
     accepted = await call.plane.database.write(
         branches.accept, call.project, sandbox_id(call), wanted, call.idempotency
@@ -87,23 +113,46 @@ async def fork(call: Call[ForkSandbox]) -> Response:
 async def list_(call: Call[NoBody]) -> Response:
     """Lists the project's sandboxes."""
     query: ListSandboxes = call.query
+    wanted, ascending = _filter(call, query), query.order == "asc"
+    database = call.plane.database
+    rows = await database.read(
+        sandboxes.list_page,
+        call.project,
+        wanted,
+        behind=requests.decode_cursor(query.cursor, ascending=ascending),
+        ascending=ascending,
+        limit=query.limit + 1,
+    )
+    rows, cursor = requests.page(rows, query.limit, ascending=ascending)
+    shown = tuple(show(call, row, query.annotations) for row in rows)
+    total = await database.read(sandboxes.count, call.project, wanted) if query.total else UNSET
+    return answer(views.SandboxPage(sandboxes=shown, next_cursor=cursor, total=total))
+
+
+def _filter(call: Call[NoBody], query: ListSandboxes) -> sandboxes.Filter:
+    """What the query asks for. Raises `invalid_field`."""
     states = tuple(filter(None, (query.state or "").split(",")))
     for state in states:
         if state not in set(State):
             raise invalid_field("state", f"there is no state {state[:64]!r}.", [str(one) for one in State])
-    rows = await call.plane.database.read(
-        sandboxes.list_page,
-        call.project,
+    annotations: dict[str, tuple[str, str] | None] = {}
+    for name, value in call.request.query_params.multi_items():
+        if name.startswith("annotation."):
+            entry, _, member = name.removeprefix("annotation.").rpartition(".")
+            if not ANNOTATION_KEY.fullmatch(entry) or not _MEMBER.fullmatch(member) or len(annotations) >= 4:
+                raise invalid_field(name[:80], "this is no entry with a member.", "`annotation.ENTRY.MEMBER`")
+            annotations[entry] = (member, value)
+    if query.annotated is not None:
+        if not ANNOTATION_KEY.fullmatch(query.annotated):
+            raise invalid_field("annotated", "this is no entry.", {"pattern": ANNOTATION_KEY.pattern})
+        annotations.setdefault(query.annotated, None)
+    return sandboxes.Filter(
         states=states,
         name=query.name,
         template=query.template,
         metadata=metadata_filters(call.request),
-        before=requests.decode_cursor(query.cursor),
-        limit=query.limit + 1,
-    )
-    rows, cursor = requests.page(rows, query.limit)
-    return answer(
-        views.SandboxPage(sandboxes=tuple(show(call, row, query.annotations) for row in rows), next_cursor=cursor)
+        annotations=annotations,
+        created_after=query.created_after,
     )
 
 
@@ -162,6 +211,18 @@ async def do(call: Call[NoBody], verb: Verb) -> Response:
     return await proceed(call, accepted)
 
 
+async def wake(call: Call[WakeSandbox]) -> Response:
+    """Accepts to make a sandbox run, by whichever verb its state calls for."""
+    timed: timing.Waking | None = None
+    if call.body.timeout_s is not UNSET:
+        bounds = await call.plane.database.read(automatic.bounds, call.project)
+        timed = timing.waking(call.body.timeout_s, bounds)
+    accepted = await call.plane.database.write(
+        accepting.accept_verb, call.project, sandbox_id(call), Verb.WAKE, call.idempotency, timed=timed, gated=True
+    )
+    return await proceed(call, accepted)
+
+
 async def delete(call: Call[NoBody]) -> Response:
     """Accepts a deletion."""
     return await do(call, Verb.DELETE)
@@ -208,7 +269,7 @@ ENDPOINTS = (
         {200: views.SandboxPage},
         "sandboxes",
         query=ListSandboxes,
-        query_prefixes=("metadata.",),
+        query_prefixes=("metadata.", "annotation."),
     ),
     Endpoint(
         "GET",
@@ -261,7 +322,19 @@ ENDPOINTS = (
     _verb_endpoint(Verb.START, "Boot on the kept disk"),
     _verb_endpoint(Verb.SUSPEND, "Keep memory and disk, and release the machine"),
     _verb_endpoint(Verb.RESTORE, "Let a suspended sandbox go on where it stood"),
-    _verb_endpoint(Verb.WAKE, "Resume, restore or start, whichever the state calls for"),
+    Endpoint(
+        "POST",
+        "/v1/sandboxes/{id}/wake",
+        wake,
+        "Resume, restore or start, whichever the state calls for",
+        {202: views.AcceptedAnswer, 200: views.AcceptedAnswer},
+        "sandboxes",
+        scope="write",
+        body=WakeSandbox,
+        errors=(404, 409, 410),
+        repeated=repeat,
+        waits=True,
+    ),
     Endpoint(
         "POST",
         "/v1/sandboxes/{id}/fork",

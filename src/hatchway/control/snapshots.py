@@ -1,6 +1,6 @@
 """/v1/snapshots, and the verbs that make and use them: snapshot and rollback."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -38,6 +38,8 @@ class ListSnapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     sandbox: str | None = None
     kind: SnapshotKind | None = None
+    name: str | None = None
+    state: Literal["pending", "ready", "failed", "deleting"] | None = None
     limit: Annotated[int, Meta(ge=1, le=requests.MAX_LIMIT)] = requests.DEFAULT_LIMIT
     cursor: str | None = None
 
@@ -63,27 +65,27 @@ async def rollback(call: Call[Rollback]) -> Response:
 async def list_(call: Call[NoBody]) -> Response:
     """Lists the project's snapshots."""
     query: ListSnapshots = call.query
-    return await _listed(call, query.sandbox, query.kind, query.limit, query.cursor)
+    return await _listed(call, query.sandbox, query)
 
 
 async def list_of(call: Call[NoBody]) -> Response:
     """Lists a sandbox's snapshots, also of one that was deleted."""
     query: ListSnapshots = call.query
-    return await _listed(call, sandbox_id(call), query.kind, query.limit, query.cursor)
+    return await _listed(call, sandbox_id(call), query)
 
 
-async def _listed(
-    call: Call[NoBody], of: str | None, kind: SnapshotKind | None, limit: int, cursor: str | None
-) -> Response:
+async def _listed(call: Call[NoBody], of: str | None, query: ListSnapshots) -> Response:
     rows = await call.plane.database.read(
         snapshots.list_page,
         call.project,
         sandbox_id=of,
-        kind=kind,
-        before=requests.decode_cursor(cursor),
-        limit=limit + 1,
+        kind=query.kind,
+        name=query.name,
+        state=query.state,
+        before=requests.decode_cursor(query.cursor),
+        limit=query.limit + 1,
     )
-    rows, cursor = requests.page(rows, limit)
+    rows, cursor = requests.page(rows, query.limit)
     return answer(views.SnapshotPage(snapshots=tuple(views.snapshot(row) for row in rows), next_cursor=cursor))
 
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from hatchway.domain import lifetimes as rules
 from hatchway.domain import schedules
 from hatchway.domain.errors import Unprocessable
+from hatchway.domain.lifecycle import State
 from hatchway.domain.lifetimes import Lifetime, OnTimeout
 from hatchway.domain.quotas import Caps
 from hatchway.domain.schedules import Schedule
@@ -38,9 +39,7 @@ class Extend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def of_new(body: Timing, caps: Caps) -> tuple[Lifetime, dict[str, Any] | None]:
     """Lifetime and schedule of a new sandbox. Raises `Unprocessable("timeout_above_cap")`."""
     lifetime = Lifetime(
-        timeout_s=_bounded(
-            None if body.timeout_s is UNSET else body.timeout_s, caps, given=body.timeout_s is not UNSET
-        ),
+        timeout_s=bounded(None if body.timeout_s is UNSET else body.timeout_s, caps, given=body.timeout_s is not UNSET),
         idle_timeout_s=None if body.idle_timeout_s is UNSET else body.idle_timeout_s,
         on_timeout=OnTimeout.SUSPEND if body.on_timeout is UNSET else body.on_timeout,
         auto_wake=body.auto_wake is True,
@@ -54,7 +53,7 @@ def change(body: Timing, shorten: bool, caps: Caps) -> "Changing | None":
     timing = msgspec.to_builtins(body)
     if not any(name in timing for name in Timing.__struct_fields__):
         return None
-    timeout_s = body.timeout_s if body.timeout_s is UNSET else _bounded(body.timeout_s, caps, given=True)
+    timeout_s = body.timeout_s if body.timeout_s is UNSET else bounded(body.timeout_s, caps, given=True)
     wanted = lifetimes.Change(
         timeout_s=timeout_s,
         idle_timeout_s=body.idle_timeout_s,
@@ -93,6 +92,26 @@ class Extending:
         return lifetimes.extended(row, self._seconds, time.time())
 
 
+class Waking:
+    """The columns of a sandbox that is woken for a time: it has that from when it runs again, or at least that where it runs."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __call__(self, _: Connection, row: SandboxRow) -> dict[str, Any]:
+        """Never fails."""
+        now = time.time()
+        if row.state is State.RUNNING:
+            return lifetimes.extended(row, self._seconds, now)
+        return lifetimes.changed(row, lifetimes.Change(timeout_s=self._seconds, shorten=True), now)
+
+
+def waking(timeout_s: float, caps: Caps) -> Waking:
+    """What waking for a time changes. Raises `Unprocessable("timeout_above_cap")`."""
+    bounded(timeout_s, caps, given=True)
+    return Waking(timeout_s)
+
+
 def scheduled(schedule: Schedule | None, now: float) -> dict[str, Any]:
     """The columns of a sandbox that gets a schedule, or has none any more."""
     return {
@@ -104,11 +123,11 @@ def scheduled(schedule: Schedule | None, now: float) -> dict[str, Any]:
 
 def extension(body: Extend, caps: Caps) -> Extending:
     """What an extension changes. Raises `Unprocessable("timeout_above_cap")`."""
-    _bounded(body.timeout_s, caps, given=True)
+    bounded(body.timeout_s, caps, given=True)
     return Extending(body.timeout_s)
 
 
-def _bounded(timeout_s: float | None, caps: Caps, *, given: bool) -> float | None:
+def bounded(timeout_s: float | None, caps: Caps, *, given: bool) -> float | None:
     """The timeout within the project's cap: one that was not asked for is the cap, one that was and is above it is refused."""
     cap = caps.timeout_s
     if cap is None:

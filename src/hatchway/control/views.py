@@ -236,6 +236,7 @@ class SandboxPage(View, frozen=True, kw_only=True):
 
     sandboxes: tuple[Sandbox, ...]
     next_cursor: str | None
+    total: int | UnsetType = UNSET
 
 
 class SnapshotAnswer(View, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ most one operation (`operation_id`), which it gets here and loses in `ending`.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -215,9 +216,11 @@ def accept_verb(
     verb: Verb,
     key: IdempotencyKey | None,
     *,
+    timed: Callable[[Connection, SandboxRow], dict[str, Any]] | None = None,
     gated: bool = False,
 ) -> Accepted:
     """Stores the intent to do `verb`, one that needs no arguments. `gated`: a client asks, and its project may want somebody's consent.
+    `timed` makes columns of the row that change with it, of its lifetime.
 
     Where its target state already holds, the operation is stored as one that succeeded. A delete ends the operation in flight;
     any other verb beside one raises `Conflict("operation_in_flight")`. Raises `Conflict("wrong_state")`, `NotFound`, `Gone`,
@@ -230,6 +233,9 @@ def accept_verb(
     row = alone(connection, project, sandbox_id)
     rule = VERBS[verb]
     assert rule.target is not None, f"{verb} has arguments, and a function of its own"
+    if timed is not None:
+        require_admitted(row, verb)
+        row = sandboxes.change(connection, project, sandbox_id, {}, timed)
     if row.state not in rule.satisfied:
         require_admitted(row, verb)
         if rule.target in quotas.HELD:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from sqlalchemy import Connection, select
 
 from hatchway.domain.ids import new_id
@@ -30,6 +31,8 @@ class NewBranches(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     env: dict[str, str] | None = None
     annotations: dict[str, Any] | None = None
+    timeout_s: float | UnsetType | None = UNSET
+    """UNSET means: as the source."""
 
 
 def accept(
@@ -63,7 +66,7 @@ def accept(
         policy_document=source.policy_document,
         credentials=source.credentials,
         lifetime=Lifetime(
-            timeout_s=source.timeout_s,
+            timeout_s=source.timeout_s if wanted.timeout_s is UNSET else wanted.timeout_s,
             idle_timeout_s=source.idle_timeout_s,
             on_timeout=source.on_timeout,
             auto_wake=source.auto_wake,

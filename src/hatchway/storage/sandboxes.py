@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select, tuple_, union_all, update
+import msgspec
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select, tuple_, union_all, update
 
 from hatchway.domain.errors import Conflict, Gone, NotFound
 from hatchway.domain.lifecycle import State
@@ -29,7 +30,8 @@ _SHOWN = frozenset(
 )
 """What the event of a change says."""
 _END = (1e300, "")
-"""A place behind every sandbox."""
+"""A place behind every sandbox, as `_BEGIN` is one before."""
+_BEGIN = (-1.0, "")
 _ONE = select(sandboxes).where(sandboxes.c.id == bindparam("id"))
 
 
@@ -63,43 +65,88 @@ def count_by_state(connection: Connection) -> dict[str, int]:
     return {str(state): number for state, number in connection.execute(query)}
 
 
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sandboxes are meant; all that is given must hold.
+
+    `template` matches the reference as it was given, its name without a tag, or the digest. `annotations` are entries that a sandbox must
+    have: the value of each is None, or the member that must be a certain text, and that text. Deleted ones are meant only when `states`
+    names them.
+    """
+
+    states: tuple[str, ...] = ()
+    name: str | None = None
+    template: str | None = None
+    metadata: Mapping[str, str] = {}
+    annotations: Mapping[str, tuple[str, str] | None] = {}
+    created_after: float | None = None
+    """Not before that."""
+
+    def conditions(self, project: str) -> list[ColumnElement[bool]]:
+        """Without the states."""
+        wanted: list[ColumnElement[bool]] = [sandboxes.c.project == project, sandboxes.c.pool.is_(None)]
+        if self.name is not None:
+            wanted.append(sandboxes.c.name == self.name)
+        if self.template is not None:
+            wanted.append(
+                (sandboxes.c.template == self.template)
+                | (sandboxes.c.template_digest == self.template)
+                | sandboxes.c.template.startswith(f"{self.template}:", autoescape=True)
+            )
+        wanted += [sandboxes.c.metadata[key].as_string() == value for key, value in self.metadata.items()]
+        for entry, member in self.annotations.items():
+            if member is None:
+                wanted.append(sandboxes.c.annotations[entry].as_string().is_not(None))
+            else:
+                wanted.append(sandboxes.c.annotations[(entry, member[0])].as_string() == member[1])
+        if self.created_after is not None:
+            wanted.append(sandboxes.c.created_at >= self.created_after)
+        return wanted
+
+    @property
+    def wanted_states(self) -> list[str]:
+        """In no order."""
+        return list(dict.fromkeys(self.states)) or [state for state in State if state is not State.DELETED]
+
+
+ALL = Filter()
+
+
 def list_page(
     connection: Connection,
     project: str,
+    wanted: Filter = ALL,
     *,
-    states: tuple[str, ...] = (),
-    name: str | None = None,
-    template: str | None = None,
-    metadata: Mapping[str, str] | None = None,
-    before: tuple[float, str] | None = None,
+    behind: tuple[float, str] | None = None,
+    ascending: bool = False,
     limit: int,
 ) -> list[SandboxRow]:
-    """The project's sandboxes, newest first, from behind `before` (creation time, id). Deleted ones only when `states` names them.
-
-    `template` matches the reference as it was given, its name without a tag, or the digest.
-    """
-    mine = (sandboxes.c.project == project, sandboxes.c.pool.is_(None))
-    query = select(sandboxes.c.id, sandboxes.c.created_at).where(*mine)
-    if name is not None:
-        query = query.where(sandboxes.c.name == name)
-    if template is not None:
-        query = query.where(
-            (sandboxes.c.template == template)
-            | (sandboxes.c.template_digest == template)
-            | sandboxes.c.template.startswith(f"{template}:", autoescape=True)
-        )
-    for key, value in (metadata or {}).items():
-        query = query.where(sandboxes.c.metadata[key].as_string() == value)
+    """The project's sandboxes that are meant, newest first or `ascending`, from behind a place (creation time, id)."""
+    query = select(sandboxes.c.id, sandboxes.c.created_at).where(*wanted.conditions(project))
     # Always a place to begin at: by it SQLite, too, finds the index that has the order.
-    query = query.where(tuple_(sandboxes.c.created_at, sandboxes.c.id) < (before or _END))
+    place = tuple_(sandboxes.c.created_at, sandboxes.c.id)
+    query = query.where(place > (behind or _BEGIN) if ascending else place < (behind or _END))
     # Of each state the first few in order, which its index has in order: the time does not grow with what is behind or beside them.
-    wanted = dict.fromkeys(states) or [state for state in State if state is not State.DELETED]
-    newest = (sandboxes.c.created_at.desc(), sandboxes.c.id.desc())
-    firsts = [query.where(sandboxes.c.state == state).order_by(*newest).limit(limit).subquery() for state in wanted]
+    in_order = _order(sandboxes.c, ascending)
+    firsts = [
+        query.where(sandboxes.c.state == state).order_by(*in_order).limit(limit).subquery()
+        for state in wanted.wanted_states
+    ]
     merged = union_all(*(select(first.c.id, first.c.created_at) for first in firsts)).subquery()
-    page = select(merged.c.id).order_by(merged.c.created_at.desc(), merged.c.id.desc()).limit(limit)
-    whole = select(sandboxes).where(sandboxes.c.id.in_(page)).order_by(*newest)
+    page = select(merged.c.id).order_by(*_order(merged.c, ascending)).limit(limit)
+    whole = select(sandboxes).where(sandboxes.c.id.in_(page)).order_by(*in_order)
     return [rows.sandbox(row) for row in connection.execute(whole).mappings()]
+
+
+def count(connection: Connection, project: str, wanted: Filter) -> int:
+    """How many sandboxes are meant."""
+    query = select(func.count()).where(*wanted.conditions(project), sandboxes.c.state.in_(wanted.wanted_states))
+    return int(connection.execute(query).scalar_one())
+
+
+def _order(columns: Any, ascending: bool) -> tuple[Any, Any]:
+    if ascending:
+        return columns.created_at.asc(), columns.id.asc()
+    return columns.created_at.desc(), columns.id.desc()
 
 
 def of_node(connection: Connection, node_id: str) -> list[SandboxRow]:

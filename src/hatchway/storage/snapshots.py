@@ -61,6 +61,8 @@ def list_page(
     *,
     sandbox_id: str | None = None,
     kind: str | None = None,
+    name: str | None = None,
+    state: str | None = None,
     before: tuple[float, str] | None = None,
     limit: int,
 ) -> list[SnapshotRow]:
@@ -70,6 +72,10 @@ def list_page(
         query = query.where(snapshots.c.sandbox_id == sandbox_id)
     if kind is not None:
         query = query.where(snapshots.c.kind == kind)
+    if name is not None:
+        query = query.where(snapshots.c.name == name)
+    if state is not None:
+        query = query.where(snapshots.c.state == state)
     if before is not None:
         query = query.where(tuple_(snapshots.c.created_at, snapshots.c.id) < before)
     query = query.order_by(snapshots.c.created_at.desc(), snapshots.c.id.desc()).limit(limit)
