@@ -16,11 +16,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from hatchway.e2b.app import Wrapper, make_app
+from hatchway.e2b.app import make_app
 from hatchway.e2b.config import E2bConfig
 from hatchway.e2b.identity import Identity
 from hatchway.e2b.reaching import Reaching
 from hatchway.e2b.resuming import FRESH_S
+from hatchway.e2b.wrapper import Wrapper
 from hatchway.wire.behalf import ANNOTATION, HEADER
 from hatchway.wire.http_server import Server
 

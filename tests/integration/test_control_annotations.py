@@ -57,7 +57,7 @@ async def test_a_branch_has_its_sources_or_those_that_are_given(service: Service
 
 
 async def test_their_bound(service: Service) -> None:
-    octets = 16 * 1024
+    octets = 64 * 1024
     fits = {"a": "x" * (octets - len('{"a":""}'))}
     sandbox = await service.create(annotations=fits)
     for body in (

@@ -17,6 +17,7 @@ from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.database import Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
 from hatchway.storage.rows import SandboxRow
+from hatchway.storage.sandboxes import Filter
 from hatchway.wire.node import Observed, SessionSpec, SessionStatus
 
 __all__ = ["database", "where"]
@@ -322,13 +323,14 @@ async def test_lists_filter_and_page(database: Database) -> None:
     assert [row.id for row in every] == [row.id for row in sorted(made, key=lambda one: (one.created_at, one.id))[::-1]]
     first = await database.read(sandboxes.list_page, "default", limit=2)
     place = (first[-1].created_at, first[-1].id)
-    rest = await database.read(sandboxes.list_page, "default", before=place, limit=10)
+    rest = await database.read(sandboxes.list_page, "default", behind=place, limit=10)
     assert [row.id for row in (*first, *rest)] == [row.id for row in every]
-    picked = await database.read(sandboxes.list_page, "default", metadata={"n": "3", "a.b/c": "x"}, limit=10)
+    wanted = Filter(metadata={"n": "3", "a.b/c": "x"})
+    picked = await database.read(sandboxes.list_page, "default", wanted, limit=10)
     assert [row.name for row in picked] == ["s3"]
     for template in ("seed", "seed:latest", "sha256:00"):
-        assert len(await database.read(sandboxes.list_page, "default", template=template, limit=10)) == 5
-    assert await database.read(sandboxes.list_page, "default", template="see", limit=10) == []
+        assert len(await database.read(sandboxes.list_page, "default", Filter(template=template), limit=10)) == 5
+    assert await database.read(sandboxes.list_page, "default", Filter(template="see"), limit=10) == []
 
 
 class Model:

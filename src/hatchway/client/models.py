@@ -74,6 +74,8 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     """What may leave it: `name own credentials revision applied_revision conditions`."""
     snapshots: dict[str, Any] | None = None
     """The schedule of its snapshots: `disk_every_s full_every_s keep max_bytes`."""
+    state_since: float | None = None
+    """When it came to its state."""
     created_at: float | None = None
     updated_at: float | None = None
     deleted_at: float | None = None

@@ -120,7 +120,7 @@ class Sandboxes:
         `memory_mib` and `disk_mib` are in MiB; `require_isolation` is `hardware` or `emulated`. `timeout_s` bounds how long it runs at
         a time, `idle_timeout_s` how long nobody uses it; `on_timeout` is what is done then (`suspend pause stop delete`), and with
         `auto_wake` traffic wakes it again. `pool` is `auto`, `never` or a pool's name.
-        `annotations` are for programs to keep with it (at most 16 KiB of JSON), `metadata` for people.
+        `annotations` are for programs to keep with it (at most 64 KiB of JSON), `metadata` for people.
         `policy` is the name of a policy, or a document of its own (text or object), `credentials` which of those it may use. Raises `OperationFailed`
         when it cannot be made (the sandbox is then `failed` and stays for you to look at or delete: `sandbox_id` of the
         error), and `WaitTimeout` after `timeout` seconds.

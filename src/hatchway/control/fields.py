@@ -16,7 +16,7 @@ from hatchway.storage.projects import ProjectRow
 
 MAX_METADATA = 64
 MAX_ANNOTATIONS = 16
-MAX_ANNOTATION_OCTETS = 16 * 1024
+MAX_ANNOTATION_OCTETS = 64 * 1024
 MAX_ENV = 256
 MAX_ENV_OCTETS = 32 * 1024
 """The guest gets its environment in one frame of 64 KiB."""

@@ -2,21 +2,20 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hatchway.client import errors as ours
 from hatchway.e2b import errors, origin, refusals
-from hatchway.e2b.config import E2bConfig
+from hatchway.e2b.control.routes import make_api
 from hatchway.e2b.errors import E2bError
 from hatchway.e2b.heads import first_of_each
-from hatchway.e2b.identity import Identity, same
+from hatchway.e2b.identity import same
 from hatchway.e2b.ports import Admission, Ports
-from hatchway.e2b.reaching import Reaching
 from hatchway.e2b.resuming import Resuming, settings_of
 from hatchway.e2b.upgrades import upgrades_of
+from hatchway.e2b.wrapper import Wrapper
 from hatchway.wire.tracing import Traced
 
 if TYPE_CHECKING:
@@ -35,21 +34,10 @@ log = logging.getLogger(__name__)
 Serve = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wrapper:
-    """What the rooms of the wrapper share."""
-
-    config: E2bConfig
-    identity: Identity
-    reaching: Reaching
-
-
 class App:
     """The wrapper as one origin: its API, and what goes to sandboxes. An ASGI application; `upgrades` takes over what asks for a WebSocket."""
 
     def __init__(self, wrapper: Wrapper) -> None:
-        from hatchway.e2b.control.routes import make_api
-
         self._wrapper = wrapper
         self._domains = wrapper.config.domains
         self._resuming = Resuming(wrapper.reaching)

@@ -40,15 +40,20 @@ class E2bError(Exception):
 
 def answer(error: E2bError, more: Mapping[str, str] | None = None) -> Response:
     """The answer for an error."""
-    body: dict[str, Any] = {**error.more, "code": error.status, "message": error.message}
-    if error.error_code is not None:
-        body["error_code"] = error.error_code
     headers = {**_HEADERS, **(more or {})}
     if error.retry is not None:
         headers["should-retry"] = "true" if error.retry else "false"
         if error.retry:
             headers["retry-after"] = RETRY_S
-    return Response(msgspec.json.encode(body), error.status, headers, "application/json")
+    return Response(msgspec.json.encode(shown(error)), error.status, headers, "application/json")
+
+
+def shown(error: E2bError) -> dict[str, Any]:
+    """An error as it is shown: alone, or as a member of an answer."""
+    body: dict[str, Any] = {**error.more, "code": error.status, "message": error.message}
+    if error.error_code is not None:
+        body["error_code"] = error.error_code
+    return body
 
 
 def of_client(error: ours.HatchwayError) -> E2bError:

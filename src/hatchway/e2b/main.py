@@ -8,9 +8,10 @@ import ssl
 from collections.abc import Callable
 
 from hatchway.e2b import identity
-from hatchway.e2b.app import Wrapper, make_app
+from hatchway.e2b.app import make_app
 from hatchway.e2b.config import E2bConfig
 from hatchway.e2b.reaching import Reaching
+from hatchway.e2b.wrapper import Wrapper
 from hatchway.wire.http_server import Server
 from hatchway.wire.metrics import turn
 
