@@ -89,7 +89,7 @@ def metric(found: "SandboxMetrics", cpu_used_pct: float) -> dict[str, Any] | Non
     guest = found.guest
     if guest is None:
         return None
-    cached = min(getattr(guest, "memory_cached_bytes", 0), guest.memory_total_bytes)
+    cached = min(guest.memory_cached_bytes, guest.memory_total_bytes)
     return {
         "timestamp": time(found.observed_at),
         "timestampUnix": int(found.observed_at),
