@@ -190,6 +190,9 @@ class PlayedFlow:
         verdict: Verdict = self.policy.request(request, NOW)
         return verdict
 
+    def judge(self, request: Request) -> Verdict:
+        return self.decide(request)
+
     async def ask(self, verdict: Verdict, request: Request) -> bool:
         assert verdict.action is Action.ASK
         self.asked.append(request)

@@ -3,9 +3,10 @@
 import base64
 import re
 from collections.abc import Sequence
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote
 
 from hatchway.broker.http1 import Fields, RequestHead
+from hatchway.domain import auth_names
 from hatchway.domain.errors import HatchwayError, Unprocessable
 from hatchway.wire.broker import Injection
 
@@ -15,26 +16,6 @@ def _names(text: str) -> frozenset[bytes]:
 
 
 WHERES = ("header", "basic", "query")
-
-AUTH_FIELDS = _names(
-    "proxy-authentication-info cookie cookie2 remote-user x-remote-user x-forwarded-user x-forwarded-email x-webauth-user "
-    "x-goog-authenticated-user-email x-honeycomb-team x-appwrite-key x-jfrog-art-api x-session-id x-npm-session x-amz-date"
-)
-"""Fields that say who asks, and whose names do not show it. On a route with a credential, none of the client's own goes upstream."""
-
-_AUTH_WORD = re.compile(
-    rb"(?:.*-)?(?:x?auth|authn|authz|authorization|authentication|tokens?|jwt|bearer|secrets?|password|passwd|credentials?"
-    rb"|apikey|accesskey|signature|(?:api|access|app|application|secret|private|subscription|insert|license)-key)(?:-.*)?"
-)
-"""Names that show it."""
-
-AUTH_PARAMETERS = _names(
-    "access_token accesstoken access-token api_key api-key apikey api_token apitoken appkey app_key auth auth_key auth_token authtoken "
-    "authorization bearer bearer_token client_secret code_verifier credential credentials id_token jwt job_token key oauth_consumer_key oauth_signature "
-    "oauth_token passwd password private_token pwd refresh_token secret secret_key session session_id sessionid sid sig signature subscription-key "
-    "subscription_key token user_token awsaccesskeyid googleaccessid x-api-key"
-)
-"""Parameters of the query that say who asks."""
 
 NOT_FOR_INJECTION = frozenset(
     (
@@ -85,9 +66,13 @@ def stripped(head: RequestHead, injections: Sequence[Injection]) -> tuple[bytes,
     fields = tuple(
         (name, value)
         for name, value in head.end_to_end
-        if name not in ours and not bears_auth(name) and name not in OVERRIDES and name != b"expect"
+        if name not in ours
+        and not bears_auth(name)
+        and not _tells_by_protocol(name, value)
+        and name not in OVERRIDES
+        and name != b"expect"
     )
-    parameters = {one.name.lower().encode() for one in injections if one.where == "query"}
+    parameters = {auth_names.parameter_key(one.name) for one in injections if one.where == "query"}
     path, mark, query = head.target.partition(b"?")
     if not mark:
         return path, fields
@@ -97,9 +82,9 @@ def stripped(head: RequestHead, injections: Sequence[Injection]) -> tuple[bytes,
 
 
 def bears_auth(name: bytes) -> bool:
-    """Whether a field, its name in lower case, says who asks."""
-    plain = name.replace(b"_", b"-")  # many servers take the one for the other
-    return plain in AUTH_FIELDS or _AUTH_WORD.fullmatch(plain) is not None
+    """Whether a field, its name in lower case, says who asks. On a route with a credential, none of the client's own goes upstream."""
+    text = name.decode("latin-1")
+    return auth_names.field_tells(text) or auth_names.field_may_tell(text)
 
 
 def injected(target: bytes, fields: Fields, injections: Sequence[Injection], secret: bytes) -> tuple[bytes, Fields]:
@@ -116,17 +101,16 @@ def injected(target: bytes, fields: Fields, injections: Sequence[Injection], sec
     return target, (*fields, *more)
 
 
-def _is_auth(part: bytes, ours: set[bytes]) -> bool:
-    name = part.partition(b"=")[0].replace(b"+", b" ")
-    for _ in range(3):  # a name may be encoded more than once for a server that decodes more than once
-        decoded = unquote_to_bytes(name)
-        if decoded == name:
-            break
-        name = decoded
-    name = name.strip().lower()
-    # Arrays of some frameworks: `token[]`, `token[0]`.
-    name = name.partition(b"[")[0]
-    return name in ours or name in AUTH_PARAMETERS or name.startswith((b"x-amz-", b"x-goog-", b"x-oss-"))
+def _is_auth(part: bytes, ours: set[str]) -> bool:
+    name = part.partition(b"=")[0].decode("latin-1")
+    tells = auth_names.parameter_tells(name) or auth_names.parameter_signs(name)
+    return tells or auth_names.parameter_key(name) in ours
+
+
+def _tells_by_protocol(name: bytes, value: bytes) -> bool:
+    """Whether it is the field in which browsers send a token for a WebSocket, and there is one in it."""
+    offered = value.decode("latin-1").split(",")
+    return name.replace(b"_", b"-") == b"sec-websocket-protocol" and auth_names.protocol_tells(offered) is not None
 
 
 def _invalid(cause: str, remedy: str) -> HatchwayError:

@@ -51,7 +51,7 @@ class Requests:
     def rejudge(self) -> None:
         """Cuts what the policy of now does not let pass any more. What somebody approved stays approved while the same is asked about."""
         for one in list(self.in_flight):
-            again = self._again(one.request)
+            again = self.judge(one.request)
             if (
                 not still_passes(one.verdict, again)
                 or _begun_with(one.verdict) != _begun_with(again)
@@ -62,12 +62,9 @@ class Requests:
             else:
                 one.verdict = again
 
-    def _again(self, request: Request) -> Verdict:
-        return self.gateway.policy.request(request, self.gateway.now())
-
     def _judge(self, request: Request, verdict: Verdict) -> Verdict:
         """The verdict of now on what was let pass. Raises `FlowError("policy_changed")` where it does not pass on the very same terms."""
-        again = self._again(request)
+        again = self.judge(request)
         if not still_passes(verdict, again) or again.terms != verdict.terms or again.credentials != verdict.credentials:
             raise policy_changed()
         return again
@@ -130,7 +127,7 @@ class Requests:
 
     def decide(self, request: Request) -> Verdict:
         """See `http.seam.BoundFlow`."""
-        verdict = self._again(request)
+        verdict = self.judge(request)
         if verdict.action is not Action.DENY and (problem := self.gateway.rates.request(verdict.terms)):
             verdict = Verdict(action=Action.DENY, reason="rate_exceeded", explanation=problem, rule=verdict.rule)
         if verdict.action is Action.DENY:
@@ -138,6 +135,10 @@ class Requests:
         elif verdict.action is Action.ALLOW:
             self.gateway.counts.allowed += 1
         return verdict
+
+    def judge(self, request: Request) -> Verdict:
+        """See `http.seam.BoundFlow`."""
+        return self.gateway.policy.request(request, self.gateway.now())
 
     async def ask(self, verdict: Verdict, request: Request) -> bool:
         """See `http.seam.BoundFlow`."""

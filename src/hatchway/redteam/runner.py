@@ -26,6 +26,11 @@ _ALLOWED = Attack(
     "What the policy allows arrives",
     "site('index.test', b'GET /simple/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n')",
 )
+_CONDITION = Attack(
+    "C00.condition",
+    "What is allowed under a condition on a header arrives",
+    "site('files.test', b'GET /simple/' + B + b' HTTP/1.1\r\nHost: files.test\r\nX-Mode: read\r\n\r\n')",
+)
 _CREDENTIAL = Attack(
     "C00.credential",
     "A placeholder in its place becomes the secret",
@@ -120,7 +125,7 @@ class _Condition:
         self._sandbox = self._new()
         neighbour = _Neighbour(self._new()) if any(one.row == NEIGHBOURS for one in attacks) else None
         try:
-            done += self._control(_ALLOWED)
+            done += self._control(_ALLOWED) + self._control(_CONDITION)
             for at in range(0, len(attacks), AT_A_TIME):
                 self._progress(f"{self._condition}: {at} of {len(attacks)}")
                 done += self._whole(attacks[at : at + AT_A_TIME])
@@ -217,7 +222,20 @@ class _Condition:
         private = {"private": "allow"}
         read = [{"methods": ["GET", "HEAD"], "paths": ["/simple/**", "/packages/**"]}]
         rules: list[dict[str, Any]] = [
-            {"id": "index", "to": {"hosts": ["index.test", "files.test"]}, "http": {"allow": read}, "tls": ca},
+            {"id": "index", "to": {"hosts": ["index.test"]}, "http": {"allow": read}, "tls": ca},
+            {
+                "id": "files",
+                "to": {"hosts": ["files.test"]},
+                "http": {"allow": [{**one, "headers": {"x-mode": "read"}} for one in read]},
+                "tls": ca,
+            },
+            {
+                "id": "chat",
+                "to": {"hosts": ["files.test"]},
+                "protocol": "websocket",
+                "http": {"allow": [{"paths": ["/chat"]}]},
+                "tls": ca,
+            },
             {"id": "clear", "to": {"hosts": ["clear.test"]}, "http": {"allow": read}, "tls": {"mode": "none"}},
             {
                 "id": "git",

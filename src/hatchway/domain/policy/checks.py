@@ -1,13 +1,13 @@
 """What a structure cannot say: how the parts of a document must fit together. Each finding: place, code, cause, remedy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_network
 
 from hatchway.domain.policy.addresses import AddressKind, classify
 from hatchway.domain.policy.forms import seconds_of
 from hatchway.domain.policy.names import HostPattern
 from hatchway.domain.policy.ports import ports_of
-from hatchway.domain.policy.schema import BuiltIn, ClientAuth, Credential, Document, Rule
+from hatchway.domain.policy.schema import BuiltIn, ClientAuth, Credential, Document, RequestHeaders, Rule
 from hatchway.domain.policy.suffixes import is_public_suffix
 from hatchway.domain.policy.text import Place
 from hatchway.domain.policy.vocabulary import HTTP_FAMILY, Action, Protocol, TlsMode
@@ -365,6 +365,10 @@ def _headers(rule: Rule, place: Place) -> Iterator[Finding]:
                 f"`{name}` carries secrets, and a policy is no place for them.",
                 "Bind a credential.",
             )
+    for kind, entries in (("allow", rule.http.allow), ("deny", rule.http.deny)):
+        for number, entry in enumerate(entries):
+            here = (*place, "http", kind, number, "headers")
+            yield from _judged(entry.headers or {}, edits if kind == "allow" else None, here)
     if edits.allow_only is not None and set(edits.allow_only) & set(edits.strip):
         yield (
             (*place, "http", "request_headers"),
@@ -372,6 +376,27 @@ def _headers(rule: Rule, place: Place) -> Iterator[Finding]:
             "A header is both stripped and allowed.",
             "Keep one.",
         )
+
+
+def _judged(headers: Mapping[str, object], edits: RequestHeaders | None, place: Place) -> Iterator[Finding]:
+    """Headers of a condition that never go on as they come, so that it would be about nothing."""
+    for name in headers:
+        if name in _OURS and name != "host":
+            yield (
+                (*place, name),
+                "framing_header",
+                f"`{name}` belongs to the gateway, which writes it for each connection anew.",
+                "Leave it out.",
+            )
+        if edits is not None and (
+            name in edits.strip or (edits.allow_only is not None and name not in edits.allow_only)
+        ):
+            yield (
+                (*place, name),
+                "contradiction",
+                f"`{name}` is a condition, and the same rule takes it away: what is judged is what is sent.",
+                "Keep one.",
+            )
 
 
 def _credential(document: Document, credential: Credential, place: Place) -> Iterator[Finding]:

@@ -56,6 +56,8 @@ class Policy:
         """`recheck_flows` or `close_flows`."""
         self.deny_reply: str = assembled.deny_reply
         """`json` or `text`: how a denied request is answered."""
+        self.looks_at_headers: bool = any(entry.headers is not None for rule in self.rules for entry in rule.entries)
+        """Whether a decision about a request depends on its headers."""
 
     @property
     def rules(self) -> tuple[CompiledRule, ...]:

@@ -88,10 +88,6 @@ class Values:
             and all(self._fits(name, value) for name, value in pairs)
         )
 
-    def admit_named(self, pairs: tuple[tuple[str, str], ...]) -> bool:
-        """The same, for the pairs alone that have one of these names."""
-        return self.admit([pair for pair in pairs if any(name.matches(pair[0]) for name, _ in self._named)])
-
     @property
     def example(self) -> tuple[tuple[str, str], ...]:
         """Pairs that these admit, the required ones alone."""
@@ -109,6 +105,53 @@ class Values:
         return any(
             pattern.matches(name) and any(one.matches(value) for one in values) for pattern, values in self._named
         )
+
+
+class HeaderValues(Values):
+    """Named patterns of headers. A header is looked up with `_` taken for `-`, since servers that hand headers on as variables do so; one that has
+    to be there is there as it is spelled in the policy. Several lines of one name are also looked at as the one line that they stand for."""
+
+    __slots__ = ("_spelled",)
+
+    def __init__(self, patterns: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__({_plain(name): values for name, values in patterns.items()})
+        self._spelled = frozenset(name for name, values in patterns.items() if "*" not in name and "" not in values)
+
+    def admit_named(self, pairs: tuple[tuple[str, str], ...]) -> bool:
+        """Whether what has one of these names fits, however it is divided into lines, and those that must be there are."""
+        if not self._spelled <= {name for name, _ in pairs}:
+            return False
+        lines: dict[str, list[str]] = {}
+        for name, value in pairs:
+            if any(pattern.matches(_plain(name)) for pattern, _ in self._named):
+                lines.setdefault(_plain(name), []).append(value)
+        return all(
+            self._fits(name, value)
+            for name, values in lines.items()
+            for value in (values if len(values) == 1 else [*values, ", ".join(values)])
+        )
+
+    def any_of(self, pairs: Iterator[tuple[str, str]]) -> bool:
+        """Whether a value fits one of these: of a line, of several together, or of a list in one."""
+        lines: dict[str, list[str]] = {}
+        for name, value in pairs:
+            lines.setdefault(_plain(name), []).append(value)
+        return any(
+            self._fits(name, one)
+            for name, values in lines.items()
+            for value in [*values, ", ".join(values)]
+            for one in (value, *map(str.strip, value.split(",")))
+        )
+
+    @property
+    def example(self) -> tuple[tuple[str, str], ...]:
+        """Headers that these admit, the required ones alone, spelled as in the policy."""
+        spelled = {_plain(name): name for name in self._spelled}
+        return tuple((spelled.get(name, name), value) for name, value in super().example)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "-")
 
 
 class CompiledRule:
@@ -226,7 +269,7 @@ class Entry:
         methods: frozenset[str] | None = None,
         query: Values | None = None,
         exact_query: str | None = None,
-        headers: Values | None = None,
+        headers: HeaderValues | None = None,
     ) -> None:
         self.rule = rule
         self.paths = paths
@@ -250,7 +293,7 @@ class Entry:
             methods=methods,
             query=Values(match.query) if isinstance(match.query, dict) else None,
             exact_query="" if match.query == "none" else None,
-            headers=Values(match.headers) if match.headers is not None else None,
+            headers=HeaderValues(match.headers) if match.headers is not None else None,
         )
 
     @property

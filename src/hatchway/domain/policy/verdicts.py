@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     query: str = ""
     """As sent, without `?`."""
     headers: tuple[tuple[str, str], ...] = ()
-    """Names in lower case, in the order in which they came."""
+    """Names in lower case, in the order in which they came: those that go on, none of which belongs to one connection alone."""
     websocket: bool = False
     version: str = "1.1"
 

@@ -90,7 +90,16 @@ class Exchanges:
         terms = self._terms.of(self.flow.policy, verdict)
         if verdict.action is Action.DENY:
             raise judging.refused(verdict)
-        return verdict, judging.prepare(request, head, verdict, terms, self.flow.placeholders)
+        going = judging.prepare(request, head, verdict, terms, self.flow.placeholders)
+        sent = judging.as_sent(going, head, headers_matter=self.flow.policy.looks_at_headers)
+        if sent is not request:
+            again = self.flow.judge(sent)
+            if again.action is Action.DENY:
+                raise judging.refused(again)
+            if again.terms != verdict.terms or again.credentials != verdict.credentials:
+                raise judging.other_rule(verdict, again)
+            verdict, going.request, going.verdict = again, sent, again
+        return verdict, going
 
     # -- carrying
 

@@ -3,9 +3,9 @@
 A field is looked up by its name in lower case with `_` taken for `-`, because servers that hand fields on as variables do so.
 """
 
-import re
 from collections.abc import Collection, Iterable
 
+from hatchway.domain.auth_names import COOKIES, field_may_tell, field_tells, plain
 from hatchway.egress.http.heads import Fields
 from hatchway.wire.broker import LEG_ERROR
 
@@ -84,51 +84,9 @@ OVERRIDE = frozenset(
 _ANSWER_DROPPED = HOP | {"alt-svc", "alternate-protocol", LEG_ERROR}
 """Two of these send a client to other ports, and to protocols that are not let through; the last is the broker's to us."""
 
-_AUTH = frozenset(
-    {
-        "authorization",
-        "proxy-authorization",
-        "cookie",
-        "cookie2",
-        "api-key",
-        "apikey",
-        "authentication",
-        "dpop",
-        "ocp-apim-subscription-key",
-        "x-amz-security-token",
-        "x-apikey",
-        "x-api-key",
-        "x-auth",
-        "x-auth-email",
-        "x-auth-key",
-        "x-auth-user",
-        "x-functions-key",
-        "x-jfrog-art-api",
-        "x-session",
-        "x-session-id",
-    }
-)
-_AUTH_ENDS = re.compile(r"(?:^|-)(?:token|api-?key|apikey|access-key|secret|secret-key|password|passwd|authorization)$")
-_AUTH_WORD = re.compile(
-    r"(?:^|-)(?:x?auth|authn|authz|authentication|jwt|bearer|tokens?|secrets?|credentials?|accesskey|signature"
-    r"|(?:app|application|private|subscription|insert|license|session)-(?:key|id))(?:-|$)"
-)
-"""Names that look as if: what has one of these is not refused for it, but does not go on either."""
-_NO_AUTH = frozenset({"x-csrf-token", "x-xsrf-token", "csrf-token"})
-_AUTH_PARAMETER = re.compile(
-    r"(?:access|auth|oauth|private|id|refresh|personal|bearer|api|session|job|deploy)[_-]?tokens?"
-    r"|(?:x[_-])?api[_-]?keys?|access[_-]?key(?:[_-]?id)?|subscription[_-]key|client[_-]secret|password|passwd|authorization|bearer",
-    re.ASCII,
-)
-
 _kinds: dict[str, int] = {}
 _MAX_KINDS = 1_024
 _DROPPED, _CREDENTIAL, _COOKIE, _WEBSOCKET, _SUSPECT = 1, 2, 4, 8, 16
-
-
-def plain(name: str) -> str:
-    """A field's name as servers may look it up."""
-    return name.replace("_", "-")
 
 
 def kind_of(name: str) -> int:
@@ -137,28 +95,17 @@ def kind_of(name: str) -> int:
     if kind is None:
         key = plain(name)
         kind = _DROPPED if key in HOP or key in OVERRIDE else 0
-        if key in ("cookie", "cookie2"):
+        if key in COOKIES:
             kind |= _COOKIE
-        elif carries_auth(key):
+        elif field_tells(key):
             kind |= _CREDENTIAL
-        elif _AUTH_WORD.search(key) and key not in _NO_AUTH:
+        elif field_may_tell(key):
             kind |= _SUSPECT
         if key.startswith("sec-websocket-"):
             kind |= _WEBSOCKET
         if len(_kinds) < _MAX_KINDS and len(name) <= 64:
             _kinds[name] = kind
     return kind
-
-
-def carries_auth(name: str) -> bool:
-    """Whether a field of this name tells a server who asks."""
-    key = plain(name)
-    return key in _AUTH or (_AUTH_ENDS.search(key) is not None and key not in _NO_AUTH)
-
-
-def auth_parameter(name: str) -> bool:
-    """Whether a parameter of a query, by its decoded name, tells a server who asks. Signatures of single links do not count."""
-    return _AUTH_PARAMETER.fullmatch(name.lower()) is not None
 
 
 def auth_fields(fields: Fields) -> list[tuple[str, str, bool]]:
@@ -194,6 +141,12 @@ def for_upstream(
     ]
     kept += put
     return kept
+
+
+def offered_protocols(fields: Fields) -> list[str]:
+    """The protocols that a WebSocket's handshake offers, in the form in which they go on."""
+    values = [value for name, value in fields if plain(name) == "sec-websocket-protocol"]
+    return [one.strip(" \t") for value in values for one in value.split(",")]
 
 
 def for_client(fields: Fields, *, nominated: Collection[str] = (), strip: Collection[str] = ()) -> Fields:

@@ -7,8 +7,10 @@ that may go, without any credential of the client's where the policy does not sa
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote_plus
 
+import msgspec
+
+from hatchway.domain import auth_names
 from hatchway.domain.errors import Forbidden, HatchwayError, HeadTooLarge, InvalidRequest, Misdirected, TooLarge
 from hatchway.domain.policy.paths import PathRefused, canonical_path
 from hatchway.domain.policy.verdicts import Action, Request, Verdict
@@ -69,10 +71,42 @@ def canonical(head: RequestHead, host: str, port: int, *, tls: bool) -> Request:
         method=head.method,
         path=path,
         query=query,
-        headers=tuple(head.fields),
+        headers=_written(fields.for_upstream(head.fields, nominated=head.nominated), head, host, port, tls=tls),
         websocket=head.upgrade == "websocket" and head.method == "GET",
         version=head.version,
     )
+
+
+def _written(going: Fields, head: RequestHead, host: str, port: int, *, tls: bool) -> tuple[tuple[str, str], ...]:
+    """The fields of a request that are judged: those that go on, and what the gateway itself writes of them for the site."""
+    ours = [("host", authority(host, port, tls=tls))]
+    if head.upgrade == "websocket" and (offered := fields.offered_protocols(head.fields)):
+        ours.append(("sec-websocket-protocol", ", ".join(offered)))
+    return (*ours, *going)
+
+
+def as_sent(going: "Going", head: RequestHead, *, headers_matter: bool) -> Request:
+    """The request as it is written upstream, after all that the rule takes away and puts in: this is what has to be let pass.
+
+    Where a credential is put in, the client's own field or parameter stands for it. The same object, where nothing that matters is different.
+    """
+    if not headers_matter and (going.request.query or "?") in ("?", going.target.partition("?")[2]):
+        return going.request
+    request, slots = going.request, {slot.name for slot in going.terms.slots if slot.where != "query"}
+    kept = [field for field in head.fields if going.credential and auth_names.plain(field[0]) in slots]
+    query = going.target.partition("?")[2]
+    if going.credential and request.query != query:
+        query = request.query if _only_slots_gone(request.query, query, going.terms) else query
+    headers = _written([*kept, *going.fields], head, request.host, request.port, tls=request.tls)
+    if query == request.query and sorted(headers) == sorted(request.headers):
+        return request
+    return msgspec.structs.replace(request, headers=headers, query=query)
+
+
+def _only_slots_gone(before: str, after: str, terms: Terms) -> bool:
+    slots = {auth_names.parameter_key(slot.name) for slot in terms.slots if slot.where == "query"}
+    kept = [pair for pair in before.split("&") if auth_names.parameter_key(pair.partition("=")[0]) not in slots]
+    return "&".join(kept) == after
 
 
 def same_authority(given: str, host: str, port: int, *, tls: bool) -> bool:
@@ -107,6 +141,16 @@ def refused(verdict: Verdict) -> HatchwayError:
             **named,
         )
     return Forbidden(verdict.reason, why, _REMEDY, **named)
+
+
+def other_rule(verdict: Verdict, again: Verdict) -> HatchwayError:
+    """The error of a request that falls under another rule once this one took away from it, or put in, what its edits say."""
+    named = [str(one.terms.rule) for one in (verdict, again) if one.terms is not None]
+    return Forbidden(
+        "header_not_allowed",
+        f"What the rule that lets it pass makes of its headers falls under another one ({' and then '.join(named)}).",
+        "Ask whoever set the policy to bring the two rules into accord.",
+    )
 
 
 def prepare(request: Request, head: RequestHead, verdict: Verdict, terms: Terms, known: Mapping[str, str]) -> Going:
@@ -145,6 +189,7 @@ def prepare(request: Request, head: RequestHead, verdict: Verdict, terms: Terms,
         _check_field_placeholders(head.fields, terms, credential, known)
     if (not credential and terms.client_auth != "allow") or (credential and terms.client_auth == "placeholder_only"):
         _check_client_auth(head.fields, credential, known)
+    _check_protocols(request, head.fields, terms, credential)
     slots = {slot.name for slot in terms.slots if slot.where != "query"} if credential else set()
     sent = fields.for_upstream(
         head.fields,
@@ -185,13 +230,17 @@ def _checked_query(query: str, terms: Terms, credential: str, known: Mapping[str
     if not query:
         return query
     kept = []
-    slots = {slot.name for slot in terms.slots if slot.where == "query"} if credential else set()
+    slots = (
+        {auth_names.parameter_key(slot.name) for slot in terms.slots if slot.where == "query"} if credential else set()
+    )
     for pair in query.split("&"):
-        names = [unquote_plus(one.partition("=")[0]) for one in pair.split(";")]  # some servers take `;` for `&`
-        if any(name.lower() == "_method" for name in names):
+        names = [one.partition("=")[0] for one in re.split("[;?]", pair)]  # some servers take `;` for `&`
+        keys = {auth_names.parameter_key(name) for name in names}
+        if "-method" in keys:
             raise placeholders.overridden("the query has a parameter `_method`")
-        auth = next((name for name in names if fields.auth_parameter(name)), None)
-        if not slots.isdisjoint(names) or (credential and auth is not None):
+        auth = next((name for name in names if auth_names.parameter_tells(name)), None)
+        signed = any(map(auth_names.parameter_signs, names))
+        if not slots.isdisjoint(keys) or (credential and (auth is not None or signed)):
             if (found := placeholders.find(known, pair)) and found != credential:
                 raise placeholders.misplaced(found, "the URL")
             continue
@@ -201,11 +250,19 @@ def _checked_query(query: str, terms: Terms, credential: str, known: Mapping[str
     return query if len(kept) == query.count("&") + 1 else "&".join(kept)
 
 
+def _check_protocols(request: Request, sent: Fields, terms: Terms, credential: str) -> None:
+    """Refuses a token in the one field in which browsers can send it for a WebSocket. It cannot be left out: the client goes by what is chosen of it."""
+    if not request.websocket or (terms.client_auth == "allow" and not credential):
+        return
+    if auth_names.protocol_tells(fields.offered_protocols(sent)) is not None:
+        raise _brought_own("the header 'sec-websocket-protocol'")
+
+
 def _check_field_placeholders(sent: Fields, terms: Terms, credential: str, known: Mapping[str, str]) -> None:
     slots = {slot.name for slot in terms.slots if slot.where != "query"}
     for name, value in sent:
         found = placeholders.find_in_field(known, value) or placeholders.find(known, name)
-        if found and not (found == credential and (name in slots or fields.carries_auth(name))):
+        if found and not (found == credential and (name in slots or auth_names.field_tells(name))):
             raise placeholders.misplaced(found, f"the header {name!r}")
 
 

@@ -158,6 +158,10 @@ class BoundFlow(Protocol):
         """Judges a request under the policy of now. Counts it; does not record it: see `record`."""
         ...
 
+    def judge(self, request: Request) -> Verdict:
+        """The same without counting: for a request that was decided on, in the form in which it is sent."""
+        ...
+
     async def ask(self, verdict: Verdict, request: Request) -> bool:
         """Holds a request whose verdict is `ask`, until somebody decides or its time is over. False: it is denied.
 

@@ -149,7 +149,7 @@ def _handshake(head: RequestHead) -> tuple[str, list[str]]:
         raise malformed("Sec-WebSocket-Version is not 13, once")
     if len(keys) != 1 or not _is_key(keys[0]):
         raise malformed("Sec-WebSocket-Key is not 16 octets in base64, once")
-    offered = [one.strip(" \t") for value in found.get("sec-websocket-protocol", []) for one in value.split(",")]
+    offered = fields.offered_protocols(head.fields)
     if len(offered) > _MAX_PROTOCOLS or not all(_TOKEN.fullmatch(one) for one in offered):
         raise malformed("Sec-WebSocket-Protocol is no list of names")
     return keys[0], offered

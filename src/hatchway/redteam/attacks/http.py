@@ -41,6 +41,11 @@ _OVERRIDES = (
     "X-HTTP-Host-Override",
     "X-Forwarded-Prefix",
 )
+_MODES = {
+    "nominated": ("X-Mode: read", "Connection: x-mode", "X-Note: {}"), "nominated-in-a-list": ("X-Mode: read", "Connection: close, X-Mode", "X-Note: {}"),
+    "underscore-too": ("X-Mode: read", "X_Mode: {}"), "underscore-first": ("X_Mode: {}", "X-Mode: read"), "underscore-alone": ("X_Mode: read", "X-Note: {}"),
+    "two-lines": ("X-Mode: read", "X-Mode: {}"), "list": ("X-Mode: read, {}",), "absent": ("X-Note: {}",),
+}  # fmt: skip
 _SMUGGLED = "GET /{} HTTP/1.1\\r\\nHost: other.test\\r\\n\\r\\n"
 
 ATTACKS: tuple[Attack, ...] = (
@@ -154,6 +159,9 @@ ATTACKS: tuple[Attack, ...] = (
         "keep-alive": _sent("GET /simple/ HTTP/1.1", "Keep-Alive: {}"),
         "te": _sent("GET /simple/ HTTP/1.1", "TE: {}"),
         "proxy-connection": _sent("GET /simple/ HTTP/1.1", "Proxy-Connection: {}"),
+    }),
+    *table("H29", "A condition on a header that the server reads otherwise", {
+        name: _sent("GET /simple/ HTTP/1.1", *lines, host="Host: files.test").replace("site('index.test'", "site('files.test'") for name, lines in _MODES.items()
     }),
     *table("H32", "Methods that show what was sent", {method.lower(): _sent(f"{method} /simple/{{}} HTTP/1.1") for method in ("TRACE", "TRACK", "DEBUG")}),
     *table("H36", "Heads without end", {

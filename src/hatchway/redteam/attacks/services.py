@@ -5,6 +5,26 @@ from hatchway.redteam.attacks.attack import INDEX, SOURCE, Attack, table
 _PARTLY = (INDEX, SOURCE)
 _OWN = {"bearer": "Authorization: Bearer {}", "basic": "Authorization: Basic {}", "odd-scheme": "Authorization: {}", "cookie": "Cookie: session={}", "api-key": "X-Api-Key: {}",
         "private-token": "PRIVATE-TOKEN: {}", "proxy": "Proxy-Authorization: Basic {}", "twice": "Authorization: Bearer a\\r\\nAuthorization: Bearer {}", "upper": "AUTHORIZATION: Bearer {}"}  # fmt: skip
+_PARAMETERS = (
+    "key",
+    "token",
+    "auth",
+    "jwt",
+    "api_key",
+    "apiKey",
+    "access%5Ftoken",
+    "t%256fken",
+    "token[]",
+    "session_id",
+    "x;key",
+)
+_HANDSHAKE = "Connection: Upgrade\\r\\nUpgrade: websocket\\r\\nSec-WebSocket-Version: 13\\r\\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\\r\\n"
+_OFFERED = {
+    "bearer": "bearer, {}",
+    "in-a-name": "base64url.bearer.authorization.k8s.io.{}",
+    "api-key": "chat, insecure-api-key.{}",
+    "underscore": "chat\\r\\nSec_WebSocket_Protocol: token.{}",
+}
 _PLACES = {
     "other-path": "b'GET /upload/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer ' + P",
     "query": "b'GET /v1/' + B + b'?t=' + P + b' HTTP/1.1\\r\\nHost: api.test'",
@@ -26,6 +46,13 @@ ATTACKS: tuple[Attack, ...] = (
     *table("A02", "An account of the attacker's own", {
         name: ("site('api.test', b'GET /v2/ HTTP/1.1\\r\\nHost: api.test\\r\\n" + fields + "\\r\\n\\r\\n')").replace("{}", "' + B + b'").replace("/v2/", "/v1/") for name, fields in _OWN.items()
     }),
+    *table("A02", "An account of the attacker's own, in a parameter", {
+        f"parameter-{site.partition('.')[0]}-{name.replace('%', '').replace('[]', '-list').replace(';', '-').replace('_', '-').lower()}": f"site('{site}', b'GET {path}?x=1&{name}=' + B + b' HTTP/1.1\\r\\nHost: {site}\\r\\n\\r\\n')"
+        for site, path in (("index.test", "/simple/"), ("api.test", "/v1/")) for name in _PARAMETERS
+    }, _PARTLY),
+    *table("A02", "An account of the attacker's own, in what a WebSocket offers", {
+        f"protocol-{name}": "site('files.test', b'GET /chat HTTP/1.1\\r\\nHost: files.test\\r\\n" + _HANDSHAKE + ("Sec-WebSocket-Protocol: " + offered).replace("{}", "' + B + b'") + "\\r\\n\\r\\n')" for name, offered in _OFFERED.items()
+    }, _PARTLY),
     *table("A03", "Another customer's place on an allowed site", {
         "path": "site('api.test', b'GET /tenants/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\n\\r\\n')",
         "below-the-name": "site('api.test', b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: bucket.api.test\\r\\n\\r\\n', sni='bucket.api.test')",
