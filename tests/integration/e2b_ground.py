@@ -29,7 +29,7 @@ SECRET = b"a secret of these tests alone"
 
 
 class Control:
-    """Answers for one sandbox as the control plane does on behalf of it. `wakes` are the deadlines that it was woken with."""
+    """Answers for one sandbox as the control plane does on behalf of it. `woken` are the times that it was woken for."""
 
     def __init__(self, plane: Plane) -> None:
         self.plane = plane
@@ -37,15 +37,12 @@ class Control:
         self.operation: dict[str, Any] | None = None
         self.settings: dict[str, Any] | None = {"template": "base"}
         self.timeout_s = 60.0
-        self.extended: list[float] = []
-        self.wakes = 0
+        self.woken: list[float] = []
         self.looks = 0
-        self.asleep_for_node = False
         self.app = Router(
             [
                 Route("/v1/sandboxes/{id}", self._get),
                 Route("/v1/sandboxes/{id}/tokens", self._token, methods=["POST"]),
-                Route("/v1/sandboxes/{id}/extend", self._extend, methods=["POST"]),
                 Route("/v1/sandboxes/{id}/wake", self._wake, methods=["POST"]),
             ]
         )
@@ -71,12 +68,8 @@ class Control:
         token = token_of(self.plane, *scopes)
         return self._missing(request) or JSONResponse({"token": token, "expires_at": time.time() + 3600, "scopes": scopes, "data_plane_url": self.plane.url}, 201)  # fmt: skip
 
-    async def _extend(self, request: Request) -> Response:
-        self.extended.append(float((await request.json())["timeout_s"]))
-        return JSONResponse({"sandbox": self.sandbox()})
-
     async def _wake(self, request: Request) -> Response:
-        self.wakes += 1
+        self.woken.append(float((await request.json())["timeout_s"]))
         self.state, self.operation = "running", None
         operation = {"id": "o", "kind": "wake", "status": "succeeded", "target": self.plane.sandbox_id, "created_at": time.time()}  # fmt: skip
         return JSONResponse({"sandbox": self.sandbox(), "operation": operation}, 200)

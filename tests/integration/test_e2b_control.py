@@ -96,7 +96,7 @@ async def test_create_with_everything(e2b: World) -> None:
     assert info["lifecycle"] == {"autoResume": True, "onTimeout": "pause"}
     assert (info["allowInternetAccess"], info["network"]) == (True, network)
     kept = await e2b.ours(sandbox_id)
-    assert (kept["timeout_s"], kept["on_timeout"], kept["auto_wake"]) == (HOUR, "suspend", True)
+    assert (kept["timeout_s"], kept["on_timeout"], kept["auto_wake"]) == (HOUR, "suspend", False)
     assert kept["policy"]["own"]
     assert e2b.node.specs[sandbox_id].env == {"A": "1"}
 
@@ -770,3 +770,18 @@ async def test_a_control_plane_that_is_not_there_is_503(e2b: World) -> None:
             assert refused.headers["should-retry"] == "true"
             assert refused.headers["retry-after"]
     await alone.reaching.close()
+
+
+async def test_the_answer_says_where_a_ceiling_bars_the_internet(e2b: World) -> None:
+    given = await e2b.create(allow_internet_access=True)
+    silent = await e2b.create()
+    ceiling = {"version": 1, "ceiling": True, "rules": [{"id": "ours", "to": {"hosts": ["**.corp.example"]}}]}
+    put = await e2b.service.http.put("/v1/policies/floor", json={"tier": "project", "document": ceiling})
+    assert put.status_code < 300, put.text
+    try:
+        for one in (given, silent, await e2b.create()):
+            assert (await e2b.info(one["sandboxID"]))["allowInternetAccess"] is False
+    finally:
+        await e2b.service.http.delete("/v1/policies/floor", params={"tier": "project"})
+    assert (await e2b.info(given["sandboxID"]))["allowInternetAccess"] is True
+    assert (await e2b.info(silent["sandboxID"]))["allowInternetAccess"] is None

@@ -309,7 +309,9 @@ async def test_a_port_that_opens_within_a_second_is_waited_for(ground: Ground):
         server.close()
 
 
-@pytest.mark.parametrize("how", ["unknown", "not ours", "deleted", "failed", "paused", "suspended", "stopped"])
+@pytest.mark.parametrize(
+    "how", ["unknown", "not ours", "spoilt", "deleted", "failed", "paused", "suspended", "stopped"]
+)
 async def test_a_sandbox_that_is_not_there(ground: Ground, how: str):
     wanted = ground.head(8000)
     name = ground.id
@@ -318,6 +320,8 @@ async def test_a_sandbox_that_is_not_there(ground: Ground, how: str):
         wanted = wanted.replace(ground.id.encode(), b"abc")
     elif how == "not ours":
         ground.control.settings = None
+    elif how == "spoilt":
+        ground.control.settings = {"template": 5}
     else:
         ground.control.state = how
     assert await ground.refusal(wanted) == (
@@ -394,23 +398,23 @@ async def test_traffic_resumes_where_that_was_asked_for_and_gives_time(ground: G
     async with serving(echo_heads) as port:
         answers = await asyncio.gather(*(ground.ask(ground.head(port)) for _ in range(5)))
     assert [status for status, _, _ in answers] == [200] * 5
-    assert ground.control.wakes == 1, "once, however many want it"
-    assert ground.control.extended == [300.0]
+    assert len(ground.control.woken) == 1, "once, however many want it"
+    assert ground.control.woken == [300.0]
 
 
 async def test_a_longer_time_of_the_sandbox_is_kept(ground: Ground):
-    ground.control.settings = {"template": "base", "autoResume": {"enabled": True}}
+    ground.control.settings = {"template": "base", "autoResume": True}
     ground.control.state, ground.control.timeout_s = "suspended", 3600.0
     async with serving(echo_heads) as port:
         await ground.ask(ground.head(port))
-    assert ground.control.extended == [3600.0]
+    assert ground.control.woken == [3600.0]
 
 
 async def test_without_memory_only_an_explicit_connect_resumes(ground: Ground):
     ground.control.settings = {"template": "base", "autoResume": True}
     ground.control.state = "stopped"
     assert (await ground.refusal(ground.head(8000)))[1]["message"] == "The sandbox was not found"
-    assert not ground.control.wakes
+    assert not ground.control.woken
 
 
 async def test_who_has_no_right_resumes_nothing(ground: Ground):
@@ -419,10 +423,10 @@ async def test_who_has_no_right_resumes_nothing(ground: Ground):
     assert (await ground.refusal(ground.head(8000)))[0] == 403
     assert (await ground.refusal(ground.head(49983, target="/health")))[0] == 403
     assert (await ground.refusal(ground.head(49983, "X-Access-Token: wrong", target="/health")))[0] == 403
-    assert not ground.control.wakes
+    assert not ground.control.woken
     token = ground.identity.envd_token(ground.id)
     await ground.ask(ground.head(49983, f"X-Access-Token: {token}", target="/health"))
-    assert ground.control.wakes == 1
+    assert len(ground.control.woken) == 1
 
 
 async def test_what_is_in_the_middle_of_something_is_waited_for(ground: Ground):
@@ -436,7 +440,7 @@ async def test_what_is_in_the_middle_of_something_is_waited_for(ground: Ground):
         assert not asking.done()
         ground.control.state, ground.control.operation = "suspended", None
         assert (await asking)[0] == 200
-    assert ground.control.wakes == 1
+    assert len(ground.control.woken) == 1
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "fork"])

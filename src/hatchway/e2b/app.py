@@ -71,7 +71,7 @@ class App:
     def _may_command(self, info: "SandboxInfo", headers: Mapping[str, str]) -> bool:
         """Whether a request has the right to commands and files, by which it may resume the sandbox too."""
         given = headers.get(ACCESS_TOKEN)
-        return settings_of(info).get("secure") is False or same(given, self._wrapper.identity.envd_token(info.id))
+        return not settings_of(info).secure or same(given, self._wrapper.identity.envd_token(info.id))
 
 
 def make_app(wrapper: Wrapper) -> App:

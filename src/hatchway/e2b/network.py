@@ -13,9 +13,13 @@ from typing import Any
 import msgspec
 
 from hatchway.domain.policy.addresses import Network
+from hatchway.domain.policy.assembly import TieredDocument
+from hatchway.domain.policy.compiled import compile_policy
 from hatchway.domain.policy.names import NameRefused, canonical_host
+from hatchway.domain.policy.probes import UNNAMED
 from hatchway.domain.policy.problems import PolicyError
-from hatchway.domain.policy.reading import load
+from hatchway.domain.policy.reading import load, stored
+from hatchway.domain.policy.verdicts import Action, Flow
 from hatchway.e2b.errors import E2bError
 
 ALL_TRAFFIC = "0.0.0.0/0"
@@ -85,9 +89,9 @@ def read(network: Mapping[str, Any] | None, *, internet: bool | None = None, sec
     )
 
 
-def way_in(network: object) -> Settings:
+def way_in(network: Mapping[str, Any] | None) -> Settings:
     """Of settings that were read before, and kept: those about the way in to a sandbox alone."""
-    given = network if isinstance(network, dict) else {}
+    given = network or {}
     return Settings(
         allow_public_traffic=given.get("allowPublicTraffic") is not False,
         mask_request_host=_mask(given.get("maskRequestHost")),
@@ -190,6 +194,24 @@ def _without(spans: Sequence[_Span], taken: Sequence[_Span]) -> list[_Span]:
 def denies_all(settings: Settings) -> bool:
     """Whether the internet as such is denied: what E2B shows as `allowInternetAccess: false`."""
     return _EVERYWHERE[0] in settings.deny
+
+
+def bars_internet(network: Mapping[str, Any] | None, documents: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the internet is barred by what stands above a sandbox's own policy, though the sandbox's settings do not deny it.
+
+    `documents` are all that decide for the sandbox, as API v1 shows them.
+    """
+    if denies_all(_egress(_object(network, "network"), None, "network.")):
+        return False
+    kept = [
+        TieredDocument(
+            tier=str(one["tier"]), name=str(one["name"]), document=stored(msgspec.json.encode(one["document"]).decode())
+        )
+        for one in documents
+    ]
+    policy = compile_policy(kept)
+    now = datetime.now(UTC).timestamp()
+    return all(policy.connect(Flow(host=UNNAMED, port=port), now).action is Action.DENY for port in (80, 443))
 
 
 # -- rules

@@ -27,6 +27,7 @@ from hatchway.wire.http_head import ABORT
 
 if TYPE_CHECKING:
     from hatchway.client.aio import AsyncSandbox
+    from hatchway.client.models import SandboxInfo
 
 TRAFFIC_TOKEN = "e2b-traffic-access-token"
 OPENS_WITHIN_S = 1.0
@@ -177,7 +178,6 @@ class Ports:
             await carry(peer, request, receive, send)
 
 
-def ingress(info) -> network.Settings:  # type: ignore[no-untyped-def]  # of the client's library, which is imported late
+def ingress(info: "SandboxInfo") -> network.Settings:
     """What the way in to a sandbox is, by the settings that the wrapper keeps with it."""
-    kept = settings_of(info)
-    return network.way_in(kept.get("network"))
+    return network.way_in(settings_of(info).network)

@@ -65,8 +65,12 @@ class Reaching:
             asked.add_done_callback(lambda _: self._asked.pop(sandbox_id, None))
         return await asyncio.shield(asked)
 
+    def knows(self, sandbox_id: str) -> bool:
+        """Whether there is a handle of it."""
+        return sandbox_id in self._handles
+
     def forget(self, sandbox_id: str) -> None:
-        """The sandbox is gone."""
+        """The sandbox is gone, or is another than it was seen."""
         self._handles.pop(sandbox_id, None)
 
     async def _ask(self, sandbox_id: str) -> "AsyncSandbox":

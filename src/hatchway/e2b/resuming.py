@@ -5,14 +5,14 @@ A sandbox that was seen running a moment ago is taken for running. Who then find
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hatchway.client import errors as ours
 from hatchway.domain.lifecycle import State
-from hatchway.e2b import refusals
+from hatchway.e2b import refusals, settings
 from hatchway.e2b.reaching import Reaching
-from hatchway.wire.behalf import ANNOTATION
+from hatchway.e2b.settings import Settings
 
 if TYPE_CHECKING:
     from hatchway.client.aio import AsyncSandbox
@@ -34,10 +34,13 @@ _ASLEEP = frozenset({State.PAUSED, State.SUSPENDED})
 MayResume = Callable[["SandboxInfo"], bool]
 
 
-def settings_of(info: "SandboxInfo") -> Mapping[str, Any]:
-    """What the wrapper keeps of E2B's settings with a sandbox."""
-    kept = (info.annotations or {}).get(ANNOTATION)
-    return kept if isinstance(kept, dict) else {}
+def settings_of(info: "SandboxInfo") -> Settings:
+    """What the wrapper keeps with a sandbox. Raises `E2bError` 502 for one that is not the wrapper's, or whose settings somebody spoilt: what may
+    be done with it is not known then."""
+    kept = settings.of(info.annotations)
+    if kept is None:
+        raise refusals.not_found(info.id)
+    return kept
 
 
 class Resuming:
@@ -59,7 +62,7 @@ class Resuming:
         until = now() + self._within_s
         while True:
             seen = self._running_at.get(sandbox_id)
-            if seen is not None and now() - seen < FRESH_S:
+            if seen is not None and now() - seen < FRESH_S and self._reaching.knows(sandbox_id):
                 return await self._reached(sandbox_id, looking=False)
             handle = await self._reached(sandbox_id, looking=True)
             state, operation = handle.info.state, handle.info.operation
@@ -70,7 +73,7 @@ class Resuming:
                 self._note(sandbox_id, now())
                 return handle
             if operation is None:
-                if state not in _ASLEEP or not resumes(handle.info):
+                if state not in _ASLEEP or not settings_of(handle.info).auto_resume:
                     raise refusals.not_found(sandbox_id)
                 if not may_resume(handle.info):
                     raise refusals.may_not_resume(sandbox_id)
@@ -99,12 +102,12 @@ class Resuming:
             self._running_at.popitem(last=False)
 
     async def _wake(self, info: "SandboxInfo") -> None:
-        """With its time from now on, or the least that traffic gives. That is set before it runs, so that no moment is without it."""
+        """With its time from then on, or the least that traffic gives."""
         from hatchway.client import calls
 
+        body = {} if info.timeout_s is None else {"timeout_s": max(info.timeout_s, MIN_TIMEOUT_S)}
         driver = self._reaching.for_sandbox(info.id)
-        await driver.run(calls.extend_sandbox(info.id, max(info.timeout_s or 0.0, MIN_TIMEOUT_S)))
-        await driver.run(calls.change_sandbox(info.id, "wake", wait=True, timeout_s=WITHIN_S))
+        await driver.run(calls.change_sandbox(info.id, "wake", wait=True, timeout_s=WITHIN_S, body=body))
 
     async def _resume(self, handle: "AsyncSandbox", within_s: float) -> None:
         """Wakes it, once however many requests want that; each waits for as long as it has."""
@@ -121,9 +124,3 @@ class Resuming:
             pass  # something else came first: it is looked at again
         except (ours.OperationFailed, ours.WaitTimeout):
             raise refusals.in_transition(handle.id) from None
-
-
-def resumes(info: "SandboxInfo") -> bool:
-    """Whether traffic resumes it."""
-    wanted = settings_of(info).get("autoResume")
-    return bool(wanted.get("enabled")) if isinstance(wanted, dict) else wanted is True

@@ -12,7 +12,6 @@ from hatchway.e2b import network
 from hatchway.e2b.control import templates, views
 from hatchway.e2b.control.calls import Call, answer, later
 from hatchway.e2b.errors import E2bError, of_client
-from hatchway.e2b.network import NetworkRefused
 from hatchway.e2b.settings import Settings
 
 if TYPE_CHECKING:
@@ -62,16 +61,13 @@ async def _create(call: Call, body: NewSandbox, *, default_s: float, secure: boo
     timeout_s = default_s if body.timeout is None else body.timeout
     _check(body, timeout_s)
     internet = body.allow_internet_access
-    try:
-        policy = network.document(network.read(body.network, internet=internet, secure=secure), _today())
-    except NetworkRefused as refused:
-        raise E2bError(400, str(refused)) from None
+    policy = network.document(network.read(body.network, internet=internet, secure=secure), _today())
     asked = {
         "metadata": body.metadata or {},
         "env": body.env_vars or {},
         "timeout_s": timeout_s,
         "on_timeout": on_timeout(body.auto_pause is True, body.auto_pause_memory is not False),
-        "auto_wake": body.auto_resume is not None and body.auto_resume.enabled,
+        "auto_wake": False,  # the wrapper resumes by itself, see `resuming`
         "policy": {"document": policy},
     }
     settings = Settings(

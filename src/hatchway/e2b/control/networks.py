@@ -11,7 +11,6 @@ from hatchway.e2b import network
 from hatchway.e2b.control.calls import Call, nothing
 from hatchway.e2b.control.finding import find
 from hatchway.e2b.errors import E2bError
-from hatchway.e2b.network import NetworkRefused
 
 
 async def put(call: Call) -> Response:
@@ -22,11 +21,8 @@ async def put(call: Call) -> Response:
     info, settings = await find(call)
     if info.state != "running":
         raise E2bError(409, f'Sandbox "{info.id}" is not running.')
-    try:
-        given, internet = network.updated(settings.network, body)
-        policy = network.document(network.read(given, internet=internet, secure=settings.secure), datetime.now(UTC))
-    except NetworkRefused as refused:
-        raise E2bError(400, str(refused)) from None
+    given, internet = network.updated(settings.network, body)
+    policy = network.document(network.read(given, internet=internet, secure=settings.secure), datetime.now(UTC))
     settings = msgspec.structs.replace(settings, network=given or None, allow_internet_access=internet)
     changes = {"policy": {"document": policy}, "annotations": settings.annotation()}
     try:

@@ -7,6 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from hatchway.client import errors as ours
+from hatchway.e2b import network
 from hatchway.e2b.control import views
 from hatchway.e2b.control.calls import Call, answer, nothing
 from hatchway.e2b.control.creation import DEFAULT_TIMEOUT_S, DEFAULT_TIMEOUT_V1_S, on_timeout
@@ -69,9 +70,16 @@ class Refresh(msgspec.Struct, frozen=True):
 
 
 async def get(call: Call) -> Response:
-    """GET /sandboxes/{id}."""
+    """GET /sandboxes/{id}. `allowInternetAccess` is as it was given, and false where policies above the sandbox's own bar the internet."""
+    from hatchway.client import policycalls
+
     info, settings = await find(call)
-    return answer(views.detail(call.wrapper, info, settings))
+    shown = views.detail(call.wrapper, info, settings)
+    if shown["allowInternetAccess"] is not False:
+        effective = await call.run(policycalls.effective_policy(info.id))
+        if network.bars_internet(settings.network, effective.documents):
+            shown["allowInternetAccess"] = False
+    return answer(shown)
 
 
 async def connect(call: Call) -> Response:
@@ -148,6 +156,7 @@ async def pause(call: Call) -> Response:
             raise E2bError(409, f'Sandbox "{info.id}" is paused already.')
         try:
             await call.run(calls.change_sandbox(info.id, verb, wait=True, timeout_s=call.left_s))
+            call.wrapper.reaching.forget(info.id)
         except ours.Conflict as error:
             await _again(call, error)
             continue
