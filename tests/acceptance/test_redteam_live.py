@@ -9,7 +9,16 @@ from conftest import Service
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 
 
-ONLY = ("D01.tls", "T02.host-alone", "N06.loopback-by-hand", "H28.dots", "C02.query", "E01.path")
+ONLY = (
+    "D01.tls",
+    "T02.host-alone",
+    "N06.loopback-by-hand",
+    "H28.dots",
+    "H29.nominated",
+    "A02.parameter-api-token",
+    "C02.query",
+    "E01.path",
+)
 
 
 def test_nothing_of_an_attack_arrives_and_what_is_allowed_does(service: Service) -> None:

@@ -79,3 +79,33 @@ async def test_n31_what_a_rule_denies_by_its_address_is_denied_where_the_operato
     assert site.connections == 0
     await ground.until(lambda: ground.records.of("egress.connection_failed"))
     assert ground.records.of("egress.connection_failed")[0].reason == "address_denied"
+
+
+async def test_g15_a_sandboxs_own_rule_puts_no_other_site_in_the_place_of_the_one_that_a_ceiling_names(ground: Ground):
+    """Its own address, its own authority, its own record: none of them is reached under a name that the project admits."""
+    evil = await ground.internet.site("evil.example", port=443, tls=True)
+    index = '{"hosts": ["index.example"]}'
+    ceiling = f'{{"version": 1, "ceiling": true, "private_networks": ["127.0.0.0/8"], "rules": [{{"id": "top", "to": {index}, "resolve": {{"private": "allow"}}}}]}}'
+    authority = json.dumps([ground.internet.authority.ca.read_text()])
+    for number, said in enumerate(
+        (
+            f'"rules": [{{"id": "own", "to": {index}, "resolve": {{"private": "allow", "pin": ["{evil.address}"]}}}}]',
+            f'"rules": [{{"id": "own", "to": {index}, "resolve": {{"private": "allow"}}, "tls": {{"upstream_ca": {authority}}}}}]',
+            f'"dns": {{"records": {{"index.example": ["{evil.address}"]}}}}, "rules": [{{"id": "own", "to": {index}, "resolve": {{"private": "allow"}}}}]',
+        )
+    ):
+        own = f'{{"version": 1, {said}}}'
+        documents = tuple(
+            PolicyDocument(tier=tier, name=tier, version=1, text=canonical(load(text)))
+            for tier, text in (("project", ceiling), ("sandbox", own))
+        )
+        gateway = ground.open(EgressSpec(revision=1, documents=documents))
+        reader, writer = await ground.connect("index.example", 443, server_name="index.example")
+        writer.write(b"GET / HTTP/1.1\r\nHost: index.example\r\n\r\n")
+        async with asyncio.timeout(20):
+            answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        code = b"resolve_failed" if number == 2 else b"beyond_ceiling"
+        assert b"x-hatchway-reason: " + code in answer
+        await gateway.close()
+    assert evil.connections == 0

@@ -99,6 +99,8 @@ class Gateway:
         self.now = now
         self._clock = clock
         self.policy: Policy = policy_of(spec.egress)
+        self.epoch = 0
+        """Goes up whenever the policy or its time changes: what was judged in the present one need not be judged again."""
         self.rates = Rates(clock)
         self.dialler = dialler
         self.resolver = dialler.resolver()
@@ -266,6 +268,7 @@ class Gateway:
 
     def rejudge(self) -> None:
         """Cuts what the policy does not allow now: it was changed, or time went on."""
+        self.epoch += 1
         for flow in list(self._flows):
             flow.rejudge()
 

@@ -30,8 +30,8 @@ class Outward:
         self._ended = False
         self._scarce: list[Callable[[], None]] = []
         self.streams: set[TcpStream] = set()
-        self._places: dict[Stream, Address] = {}
-        """Where the open ones lead that this process dialled to an address, or the broker did."""
+        self._places: dict[Stream, tuple[Address, int]] = {}
+        """Where the open ones lead that this process dialled to an address, or the broker did; and the epoch in which that was last let pass."""
         self.told: dict[str, str] = {}
         """For the record: where the last one went."""
 
@@ -41,6 +41,7 @@ class Outward:
         """Connects for what `verdict` lets pass; returns the stream, and what ALPN agreed on. `judge` is called before the first octet of TLS, and
         raises where it may not go on. Raises `FlowError`."""
         gateway = self._flow.gateway
+        epoch = gateway.epoch
         under: list[TcpStream] = []
 
         async with self._place_outside() as taken:
@@ -60,12 +61,13 @@ class Outward:
                 turn=gateway.shares.handshake,
             )
         self._note(dialled)
-        self._place(dialled.stream, under[0], dialled.address)
+        self._place(dialled.stream, under[0], dialled.address, epoch)
         return dialled.stream, dialled.alpn
 
     async def leg(self, verdict: Verdict, credential: str, *, judge: Callable[[], None] = lambda: None) -> Stream:
         """A stream to the broker, which connects for what `verdict` lets pass. `judge`: before the broker is asked. Raises `FlowError`."""
         gateway = self._flow.gateway
+        epoch = gateway.epoch
         async with self._place_outside() as taken:
 
             def made(stream: TcpStream) -> None:
@@ -75,19 +77,20 @@ class Outward:
             leg = await gateway.leg(self._flow, verdict, credential)
             judge()
             stream, answer = await gateway.dialler.leg(leg, counted=self._counted, made=made)
-        self._place(stream, stream, answer.peer_address)
+        self._place(stream, stream, answer.peer_address, epoch)
         return stream
 
     def refused(self, verdict: Verdict, stream: Stream | None = None) -> bool:
         """Whether one of them (or this one) leads to where `verdict` may not, under the policy of now."""
-        gateway, tls = self._flow.gateway, self._flow.tls
-        places = self._places if stream is None else {stream: self._places.get(stream)}
-        if not any(place is not None for place in places.values()):
-            return False
-        target = gateway.target(self._flow, verdict, tls=tls)
-        return any(
-            place is not None and gateway.dialler.refused(target, place) is not None for place in places.values()
-        )
+        gateway = self._flow.gateway
+        for one in list(self._places) if stream is None else [stream]:
+            address, epoch = self._places.get(one, (None, 0))
+            if address is None or epoch == gateway.epoch:
+                continue
+            if gateway.dialler.refused(gateway.target(self._flow, verdict, tls=self._flow.tls), address) is not None:
+                return True
+            self._places[one] = address, gateway.epoch
+        return False
 
     def abort(self) -> None:
         """Resets all of them, and those that are made later."""
@@ -125,13 +128,13 @@ class Outward:
         self.streams.add(stream)
         stream.when_lost(lambda: self.streams.discard(stream))
 
-    def _place(self, stream: Stream, under: TcpStream, address: str) -> None:
+    def _place(self, stream: Stream, under: TcpStream, address: str, epoch: int) -> None:
         try:
             place = parse_address(address)
         except ValueError:
             return  # an upstream proxy resolved the name
         if under in self.streams:
-            self._places[stream] = place
+            self._places[stream] = place, epoch
             under.when_lost(lambda: self._forget(stream))
 
     def _forget(self, stream: Stream) -> None:

@@ -47,6 +47,8 @@ class Requests:
         self._flow = flow
         self.gateway = flow.gateway
         self.in_flight: set[InFlight] = set()
+        self._judged: tuple[Request, Verdict, int] | None = None
+        """What was judged last, and in which epoch of the gateway: mostly, that is what begins."""
 
     def rejudge(self) -> None:
         """Cuts what the policy of now does not let pass any more. What somebody approved stays approved while the same is asked about."""
@@ -64,6 +66,9 @@ class Requests:
 
     def _judge(self, request: Request, verdict: Verdict) -> Verdict:
         """The verdict of now on what was let pass. Raises `FlowError("policy_changed")` where it does not pass on the very same terms."""
+        last = self._judged
+        if last is not None and last[0] is request and last[1] is verdict and last[2] == self.gateway.epoch:
+            return verdict
         again = self.judge(request)
         if not still_passes(verdict, again) or again.terms != verdict.terms or again.credentials != verdict.credentials:
             raise policy_changed()
@@ -138,7 +143,9 @@ class Requests:
 
     def judge(self, request: Request) -> Verdict:
         """See `http.seam.BoundFlow`."""
-        return self.gateway.policy.request(request, self.gateway.now())
+        verdict = self.gateway.policy.request(request, self.gateway.now())
+        self._judged = request, verdict, self.gateway.epoch
+        return verdict
 
     async def ask(self, verdict: Verdict, request: Request) -> bool:
         """See `http.seam.BoundFlow`."""
