@@ -200,7 +200,7 @@ def test_a_supervisor_that_is_the_first_process_of_a_container_starts_roles(tmp_
 class Reluctant:
     """A role that died, and that the host cannot start at once."""
 
-    name, pid, restarts, last_start = "node", 0, 0, 0.0
+    name, pid, restarts, last_start, asleep = "node", 0, 0, 0.0, False
 
     def __init__(self, log_file: Path) -> None:
         self.log_file = log_file
@@ -210,6 +210,9 @@ class Reluctant:
         pass
 
     def hangs(self) -> bool:
+        return False
+
+    def is_called(self) -> bool:
         return False
 
     def start(self) -> None:

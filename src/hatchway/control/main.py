@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 import socket
@@ -13,6 +14,7 @@ from hatchway.control.app import make_app
 from hatchway.control.config import ControlConfig, NodeAddress, TlsNode, UnixNode
 from hatchway.control.keys import ensure_development_key, no_development_keys
 from hatchway.control.plane import open_plane
+from hatchway.storage.database import Database
 from hatchway.wire.http_server import Server
 from hatchway.wire.metrics import turn
 
@@ -38,7 +40,29 @@ def run(
 
     Makes the development key on the way, except in production. Raises what `Database.open` and `no_development_keys` raise, and `OSError`.
     """
+    _migrate_apart(config)
     asyncio.run(serve(config, api=api, ready=ready, alive=alive, tls=tls, e2b=e2b))
+
+
+def _migrate_apart(config: ControlConfig) -> None:
+    """Has a child bring the database up to date: what that loads is needed once per release, and 15 MiB of it would stay in this process.
+
+    What is wrong with the database is said by `serve`, which opens it again.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(_open_and_close(config))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+async def _open_and_close(config: ControlConfig) -> None:
+    config.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ballast = config.ballast_mib << 20
+    database = await Database.open(config.database, password=config.database_password, ballast=ballast)
+    await database.close()
 
 
 async def serve(

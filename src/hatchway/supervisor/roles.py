@@ -2,24 +2,34 @@
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import logging
 import os
 import select
 import signal
 import socket
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hatchway.domain.errors import Unavailable
+from hatchway.supervisor.becoming import nothing_that_draws
 from hatchway.supervisor.logs import configure
 from hatchway.supervisor.view import open_to_role
 
 PR_SET_PDEATHSIG = 1
 READY_WITHIN_S = 90.0
+F_SETOWN_EX, F_OWNER_TID = 15, 0
+"""Of fcntl(2)."""
+M_ARENA_MAX = -8
+"""Of mallopt(3): threads under one interpreter lock need no heaps of their own, and each would keep what it had at its peak."""
+TRIM_EVERY_S = 15.0
+"""How often memory that was freed is given back to the host: the library keeps what lies between pieces in use, some MiB after a busy spell."""
 HUNG_AFTER_S = 30.0
 """A role that serves, and has not said for so long that it is alive, hangs. They say it every few seconds."""
 
@@ -43,8 +53,12 @@ class Role:
     """Further ones that it keeps."""
     needs: tuple[Path, ...] = ()
     """Folders that the role must reach after it dropped its privileges."""
+    on_demand: socket.socket | None = None
+    """The one of `sockets` whose first connection it is started for; None: it is started with the service."""
     groups: tuple[int, ...] = ()
     """Groups that it is in besides its own: of the sockets of others that it may connect to."""
+    asleep: bool = False
+    """Whether it waits for its first connection."""
     pid: int = 0
     restarts: int = 0
     last_start: float = 0.0
@@ -55,8 +69,23 @@ class Role:
     _alive_fd: int = field(default=-1, repr=False)
     """Where it says so."""
 
+    def sleep(self) -> None:
+        """Leaves it to the first connection to start it: of that the kernel tells by SIGIO."""
+        assert self.on_demand is not None
+        self.asleep = True
+        # To the thread that waits for it, and no other: it would end a process that does not.
+        fcntl.fcntl(self.on_demand, F_SETOWN_EX, struct.pack("ii", F_OWNER_TID, threading.get_native_id()))
+        _signal_io(self.on_demand, wanted=True)
+
+    def is_called(self) -> bool:
+        """Whether it sleeps and somebody has connected."""
+        return self.asleep and self.on_demand is not None and bool(select.select([self.on_demand], [], [], 0)[0])
+
     def start(self) -> None:
         """Starts the process; `wait_ready` tells when it serves. Raises `OSError` when the host has no process left for it."""
+        if self.asleep and self.on_demand is not None:
+            self.asleep = False
+            _signal_io(self.on_demand, wanted=False)
         if self._alive_fd >= 0:
             os.close(self._alive_fd)
             self._alive_fd = -1
@@ -145,12 +174,17 @@ class Role:
             environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HATCHWAY_READY_FD": str(ready_fd)}
             os.execve(self.argv[0], self.argv, environment)
         configure(self.name)
-
+        _libc.mallopt(M_ARENA_MAX, 1)
         os.set_blocking(ready_fd, False)
+        trimmed = time.monotonic()
 
         def say_alive() -> None:
+            nonlocal trimmed
             with contextlib.suppress(BlockingIOError):  # the supervisor has not listened for long
                 os.write(ready_fd, b"1")
+            if time.monotonic() - trimmed > TRIM_EVERY_S:
+                trimmed = time.monotonic()
+                _libc.malloc_trim(0)
 
         self.body(say_alive)
 
@@ -163,16 +197,25 @@ class Role:
                 self.pid = 0
 
 
+def _signal_io(listener: socket.socket, *, wanted: bool) -> None:
+    flags = fcntl.fcntl(listener, fcntl.F_GETFL)
+    fcntl.fcntl(listener, fcntl.F_SETFL, flags | os.O_ASYNC if wanted else flags & ~os.O_ASYNC)
+
+
 def preload() -> None:
     """Imports what the roles need, once, for all; and keeps the collector off what they share."""
-    import hatchway.audit.main
-    import hatchway.broker.main
-    import hatchway.control.main
-    import hatchway.e2b.main
-    import hatchway.egress.main
-    import hatchway.node.main  # noqa: F401
+    with nothing_that_draws():
+        import hatchway.audit.main
+        import hatchway.broker.main
+        import hatchway.control.main
+        import hatchway.e2b.main
+        import hatchway.egress.main
+        import hatchway.node.main  # noqa: F401
+        from hatchway.supervisor.warming import warm
 
+    warm()
     gc.collect()
+    _libc.malloc_trim(0)
     gc.freeze()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import ssl
@@ -10,9 +11,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -34,11 +36,13 @@ DRAIN_WITHIN_S = 60.0
 END_WITHIN_S = 10.0
 LISTEN_EVERY_S = 5.0
 """How often it is looked whether the roles are alive."""
+ASKED_EVERY_S = 0.5
+"""How often it is looked, while a template is built, whether we are asked to end."""
 LOGS_EVERY_S = 60.0
 """How often the length of the log files is looked at."""
 
 Report = Callable[[dict[str, object]], None]
-_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_HANDLED = (signal.SIGCHLD, signal.SIGIO, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Supervisor:
@@ -146,17 +150,21 @@ class Supervisor:
                 }
             )
         build = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=lambda: signal.pthread_sigmask(
+                signal.SIG_UNBLOCK, _HANDLED
+            ),  # else nothing but a kill would end it
         )
         assert build.stdout is not None
         assert build.stderr is not None
         try:
-            for line in build.stdout:
+            for line in self._lines(build.stdout):
                 with contextlib.suppress(ValueError):
                     self._report({"event": "progress", **json.loads(line)})
-                if self._asked_to_end():
-                    raise KeyboardInterrupt
-            problem = build.stderr.read()
+            problem = build.stderr.read().decode(errors="replace")
             if build.wait() != 0:
                 raise Unavailable(
                     "template_build_failed",
@@ -167,6 +175,21 @@ class Supervisor:
             if build.poll() is None:
                 os.killpg(build.pid, signal.SIGTERM)
                 build.wait()
+
+    def _lines(self, stream: IO[bytes]) -> Iterator[bytes]:
+        """Lines as they come, until the end. Raises `KeyboardInterrupt` once we are asked to end, also while nothing comes."""
+        left = b""
+        while True:
+            while not select.select([stream], [], [], ASKED_EVERY_S)[0]:
+                if self._asked_to_end():
+                    raise KeyboardInterrupt
+            came = os.read(stream.fileno(), 65_536)
+            *lines, left = (left + came).split(b"\n")
+            yield from lines
+            if not came:
+                return
+            if self._asked_to_end():
+                raise KeyboardInterrupt
 
     @staticmethod
     def _asked_to_end() -> bool:
@@ -198,9 +221,10 @@ class Supervisor:
             roles.append(wrapper.role(self._settings, e2b, lambda: self._e2b_tls))
         self._roles += roles
         for role in roles:
-            role.start()
+            role.sleep() if role.on_demand else role.start()
         for role in roles:
-            role.wait_ready()
+            if not role.asleep:
+                role.wait_ready()
         self._publish_endpoint(api, data, e2b)
 
     def _bring_up(self, role: Role) -> None:
@@ -372,8 +396,11 @@ class Supervisor:
                 pause = 0.0 if role.restarts == 0 else min(30.0, RESTART_PAUSE_S * 2 ** (role.restarts - 1))
                 delayed[role.name] = time.monotonic() + pause
             for role in self._roles:
+                if role.is_called():
+                    delayed.setdefault(role.name, 0.0)
                 if role.name in delayed and delayed[role.name] <= time.monotonic():
                     del delayed[role.name]
+                    first = role.asleep
                     role.last_start = time.monotonic()
                     try:
                         role.start()
@@ -381,9 +408,10 @@ class Supervisor:
                         delayed[role.name] = time.monotonic() + RESTART_PAUSE_S
                         self._report({"event": "progress", "phase": "restart", "message": f"{role.name}: {error}"})
                         continue
-                    self._restarted[role.name] += 1
+                    self._restarted[role.name] += not first
                     self._publish_roles()
-                    self._report({"event": "restarted", "role": role.name})
+                    if not first:
+                        self._report({"event": "restarted", "role": role.name})
 
     def _reload_tls(self) -> None:
         """Certificates are renewed while the service is up; with files that cannot be used it goes on with those that it has."""

@@ -40,7 +40,7 @@ def control_socket(settings: Settings) -> socket.socket:
 
 
 def role(settings: Settings, listener: socket.socket, tls: Callable[[], ssl.SSLContext | None]) -> Role:
-    """The role, on a listener that is bound; `tls` is asked at each start. Raises what `read_secret` does."""
+    """The role, on a listener that is bound, whose first connection starts it; `tls` is asked at each start. Raises what `read_secret` does."""
     secret = None if settings.e2b_secret is None else read_secret(settings.e2b_secret)
 
     def body(ready: Callable[[], None]) -> None:
@@ -60,5 +60,6 @@ def role(settings: Settings, listener: socket.socket, tls: Callable[[], ssl.SSLC
         settings.log / "e2b.log",
         body=body,
         sockets=(listener,),
+        on_demand=listener,
         needs=(settings.e2b_folder, settings.run),
     )

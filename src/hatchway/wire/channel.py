@@ -409,12 +409,8 @@ class FrameReader:
         """Says whether a HELLO_ACK has its header here, and between that and the nonce what belongs there."""
         magic, kind, _, check, _, length = _HEADER.unpack_from(self._octets, head)
         fits = magic == MAGIC and kind == FrameType.HELLO_ACK and length <= MAX_PAYLOAD
-        fits = fits and _BEFORE_NONCE.unpack_from(self._octets, head + HEADER_SIZE) == (
-            Tag.VERSION,
-            4,
-            Tag.NONCE,
-            NONCE_SIZE,
-        )
+        before = _BEFORE_NONCE.unpack_from(self._octets, head + HEADER_SIZE)
+        fits = fits and before == (Tag.VERSION, 4, Tag.NONCE, NONCE_SIZE)
         return bool(fits and check == _check_at(self._octets, head))
 
     def _skip(self, to: int) -> None:
