@@ -42,7 +42,7 @@ void op_mkdir(void)
         if (parents)
             path_make_parents(path);
         struct place place = place_of(path);
-        created = mkdirat(place.folder, place.name, 0700) == 0;
+        created = mkdirat(place.folder, place.name, mode & 0777) == 0;
         if (!created && (!parents || errno != EEXIST))
             fail_at(errno, path);
         if (created)
@@ -50,7 +50,7 @@ void op_mkdir(void)
     }
     if (!created)
         fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || (created && (chmod(path_of_fd(fd), mode) != 0 || !owner_give_at(AT_FDCWD, path))) || fstat(fd, &st) != 0)
+    if (fd < 0 || (created && ((mode & 07000 && chmod(path_of_fd(fd), mode) != 0) || !owner_give_at(AT_FDCWD, path))) || fstat(fd, &st) != 0)
         fail_at(errno == ENOTDIR ? EEXIST : errno, path);
     struct line *line = say_ok();
     entry_member(line, path, &st, NULL);

@@ -118,7 +118,7 @@ class Ground:
         async with self.connected() as client:
             await client.send(octets)
             status, fields = await client.head()
-            return status, fields, await body_of(client, fields)
+            return status, fields, b"" if status in (204, 304) else await body_of(client, fields)
 
     async def refusal(self, octets: bytes) -> tuple[int, dict[str, Any]]:
         """Status and body of a refusal in JSON."""

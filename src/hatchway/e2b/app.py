@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from hatchway.client import errors as ours
 from hatchway.e2b import errors, origin, refusals
@@ -20,6 +20,7 @@ from hatchway.wire.tracing import Traced
 
 if TYPE_CHECKING:
     from hatchway.client.models import SandboxInfo
+    from hatchway.e2b.envd.app import Envd
 
 ACCESS_TOKEN = "x-access-token"
 
@@ -43,7 +44,7 @@ class App:
         self._resuming = Resuming(wrapper.reaching)
         admission = Admission(self._resuming, wrapper.identity)
         self._api = make_api(wrapper)
-        self._envd: ASGIApp = _later
+        self._envd: Envd | None = None
         self._ports = Ports(admission)
         self.upgrades = upgrades_of(admission, self._target)
         self._served = Traced(_Answering(self._dispatch))
@@ -61,9 +62,22 @@ class App:
         scope.setdefault("state", {})[TARGET] = target
         if target.envd:
             await self._resuming.running(target.sandbox_id, lambda info: self._may_command(info, headers))
-            await self._envd(scope, receive, send)
+            await self._agents().serve(target.sandbox_id, scope, receive, send)
         else:
             await self._ports.serve(target, scope, receive, send)
+
+    def _agents(self) -> "Envd":
+        """Commands and files; loaded with the first request for them."""
+        if self._envd is None:
+            from hatchway.e2b.envd.app import Envd
+
+            self._envd = Envd(
+                self._wrapper.reaching,
+                self._wrapper.identity,
+                secure=lambda info: settings_of(info).secure,
+                gone=self._resuming.doubt,
+            )
+        return self._envd
 
     def _target(self, headers: Mapping[str, str]) -> origin.Target | None:
         return origin.target(headers, self._domains)
@@ -114,7 +128,3 @@ class _Answering:
             return
         answer = refusals.answer(failure, first_of_each(scope["headers"]), scope["method"])
         await answer(scope, receive, send)
-
-
-async def _later(scope: Scope, receive: Receive, send: Send) -> None:
-    raise E2bError(501, "Traffic to sandboxes is not served yet.")

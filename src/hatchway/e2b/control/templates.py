@@ -13,6 +13,7 @@ from hatchway.domain.shapes import Shape
 from hatchway.e2b.control import views
 from hatchway.e2b.control.calls import Call, answer, nothing
 from hatchway.e2b.control.views import TAG
+from hatchway.e2b.envd.version import ENVD_VERSION
 from hatchway.e2b.errors import E2bError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ async def get(call: Call) -> Response:
             "cpuCount": Shape().vcpus,
             "memoryMB": Shape().memory_mib,
             "diskSizeMB": Shape().disk_mib,
-            "envdVersion": views.ENVD_VERSION,
+            "envdVersion": ENVD_VERSION,
         }
         for release in releases
     ]

@@ -4,14 +4,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from hatchway.domain.lifetimes import MAX_TIMEOUT_S
+from hatchway.e2b.envd.version import ENVD_VERSION
 from hatchway.e2b.settings import Settings
 from hatchway.e2b.wrapper import Wrapper
 
 if TYPE_CHECKING:
     from hatchway.client.models import SandboxInfo, SandboxMetrics, Snapshot, Template
 
-ENVD_VERSION = "0.6.4"
-"""What SDKs are told that the agent of a sandbox is; they use what that version can."""
 CLIENT_ID = "hatchway"
 """Once the name of a machine; SDKs of the first generation join it to the sandbox's id."""
 TAG = "default"

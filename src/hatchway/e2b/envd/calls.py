@@ -1,0 +1,205 @@
+"""Calls of the Connect protocol over ASGI: a body in, an answer or a stream of messages out.
+
+A stream is answered with its head and first message at once, every message is a write of its own, and one that is silent for long says
+that it lives. What ends in between without its last frame is cut off: the client then asks whether the sandbox is still there.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Send
+
+from hatchway.client import errors as ours
+from hatchway.e2b.envd import connect, messages
+from hatchway.e2b.envd.connect import ConnectError
+from hatchway.e2b.envd.messages import Message
+from hatchway.e2b.envd.requests import Cut, Request
+
+Unary = Callable[[Request, Message], Awaitable[object]]
+Stream = Callable[[Request, Message], AsyncGenerator[object, None]]
+ClientStream = Callable[[Request, AsyncIterator[Message]], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class OnUnary:
+    """Answers one message with one."""
+
+    handle: Unary
+
+    async def __call__(self, request: Request, send: Send) -> None:
+        """Answers one request."""
+        try:
+            connect.check_head(request.headers, stream=False)
+            within = connect.timeout_s(request.headers)
+            message = messages.of(await request.body(connect.MAX_MESSAGE))
+            answer = await request.while_there(_bounded(self.handle(request, message), within))
+        except connect.Unsupported as error:
+            await _unsupported(error, request, send)
+        except (ConnectError, ours.HatchwayError) as error:
+            failure = _failure(error, request)
+            await _answer(request, send, failure.body(), failure.status)
+        else:
+            await _answer(request, send, msgspec.json.encode(answer), 200)
+
+
+@dataclass(frozen=True, slots=True)
+class OnStream:
+    """Answers one message with a stream, which the deadline of the call ends."""
+
+    handle: Stream
+    keepalive: object
+    """What is said after a long silence."""
+
+    async def __call__(self, request: Request, send: Send) -> None:
+        """Answers one request."""
+        try:
+            connect.check_head(request.headers, stream=True)
+        except connect.Unsupported as error:
+            await _unsupported(error, request, send)
+            return
+        except ConnectError as error:
+            await _begin(send)
+            await send(_last(connect.end(error)))
+            return
+        last: bytes
+        begun = False
+        try:
+            message = await _only(request)
+            within = connect.timeout_s(request.headers)
+            silence = connect.keepalive_s(request.headers)
+
+            async def events() -> None:
+                nonlocal begun
+                async with contextlib.aclosing(self.handle(request, message)) as stream:
+                    async for event in _kept_alive(stream, silence, self.keepalive):
+                        if not begun:
+                            begun = True
+                            await _begin(send)
+                        await send(_piece(connect.frame(event)))
+
+            await request.while_there(_bounded(events(), within))
+            last = connect.end()
+        except (ConnectError, ours.HatchwayError) as error:
+            last = connect.end(_failure(error, request, begun=begun))
+        if not begun:
+            await _begin(send)
+        await send(_last(last))
+
+
+@dataclass(frozen=True, slots=True)
+class OnClientStream:
+    """Answers a stream of messages with one."""
+
+    handle: ClientStream
+
+    async def __call__(self, request: Request, send: Send) -> None:
+        """Answers one request."""
+        try:
+            connect.check_head(request.headers, stream=True)
+        except connect.Unsupported as error:
+            await _unsupported(error, request, send)
+            return
+        except ConnectError as error:
+            await _begin(send)
+            await send(_last(connect.end(error)))
+            return
+        try:
+            within = connect.timeout_s(request.headers)
+            async with contextlib.aclosing(_messages(request)) as stream:
+                answer = await _bounded(self.handle(request, stream), within)
+        except (ConnectError, ours.HatchwayError) as error:
+            last = connect.end(_failure(error, request))
+        else:
+            last = connect.frame(answer) + connect.end()
+        await _begin(send)
+        await send(_last(last))
+
+
+async def _messages(request: Request) -> AsyncGenerator[Message, None]:
+    frames = connect.Frames()
+    async for piece in request.pieces():
+        for octets in frames.feed(piece):
+            yield messages.of(octets)
+    frames.finish()
+
+
+async def _only(request: Request) -> Message:
+    """The one message of a request for a stream."""
+    found: Message | None = None
+    async for message in _messages(request):
+        if found is not None:
+            raise ConnectError("unimplemented", "unary request has multiple messages")
+        found = message
+    if found is None:
+        raise ConnectError("unimplemented", "unary request has zero messages")
+    return found
+
+
+async def _kept_alive(stream: AsyncGenerator[object, None], silence: float, keepalive: object) -> AsyncIterator[object]:
+    following: asyncio.Task[Any] = asyncio.ensure_future(anext(stream, None))
+    try:
+        while True:
+            await asyncio.wait({following}, timeout=silence)
+            if not following.done():
+                yield keepalive
+                continue
+            event = following.result()
+            if event is None:
+                return
+            yield event
+            following = asyncio.ensure_future(anext(stream, None))
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def _bounded(work: Awaitable[Any], within: float | None) -> Any:
+    try:
+        async with asyncio.timeout(within) as bound:
+            return await work
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise ConnectError("deadline_exceeded", "the deadline of the call has passed") from None
+
+
+def _failure(error: ConnectError | ours.HatchwayError, request: Request, *, begun: bool = False) -> ConnectError:
+    """The error to be told. Raises `Cut` or `E2bError` 502 where it is the sandbox that is not there (any more)."""
+    if isinstance(error, ConnectError):
+        return error
+    if request.gone(error):
+        if begun:
+            raise Cut from None
+        raise request.not_found() from None
+    return connect.of_client(error)
+
+
+async def _unsupported(error: connect.Unsupported, request: Request, send: Send) -> None:
+    headers = {"accept-post": f"{connect.UNARY_TYPE}, {connect.STREAM_TYPE}"}
+    await Response(None, 415, headers)(request.scope, request.receive, send)
+
+
+async def _answer(request: Request, send: Send, body: bytes, status: int) -> None:
+    await Response(body, status, media_type=connect.UNARY_TYPE)(request.scope, request.receive, send)
+
+
+async def _begin(send: Send) -> None:
+    headers = [
+        (b"content-type", connect.STREAM_TYPE.encode()),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+def _piece(octets: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": octets, "more_body": True}
+
+
+def _last(octets: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": octets}
