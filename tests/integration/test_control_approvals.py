@@ -19,6 +19,7 @@ from tests.support.node_double import NodeDouble
 from hatchway.control.main import ControlConfig
 from hatchway.control.webhooks import Webhook
 from hatchway.domain.errors import Unavailable, Unprocessable
+from hatchway.storage import approvals
 from hatchway.wire.egress import AskEnded
 from hatchway.wire.node import Event
 
@@ -163,6 +164,26 @@ async def test_bounds_deny_at_once(plain: Service, node: NodeDouble) -> None:
     assert (await approval(plain, refused.ask_id, state="denied"))["why"] == "too_many"
     pending = (await plain.http.get("/v1/approvals", params={"state": "pending"})).json()["approvals"]
     assert len(pending) == 32
+
+
+@pytest.mark.parametrize("bound", ["MAX_ASKED_OF_SANDBOX", "MAX_ASKED_OF_PROJECT"])
+async def test_asking_too_often_is_denied_shown_once_and_not_kept(
+    plain: Service, node: NodeDouble, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """Also where each question is over at once, so that none waits."""
+    monkeypatch.setattr(approvals, bound, 5)
+    sandbox = (await plain.create())["id"]
+    for number in range(5):
+        node.ask(sandbox, f"ask-{number}")
+        await approval(plain, f"ask-{number}", state="pending")
+        assert (await decide(plain, f"ask-{number}", "allow")).status_code == 200
+    for number in range(5, 12):
+        node.ask(sandbox, f"ask-{number}")
+    await until(lambda: len(node.answers) == 12)
+    denied = [one.ask_id for one in node.answers if not one.allow]
+    assert sorted(denied) == sorted(f"ask-{number}" for number in range(5, 12))
+    shown = (await plain.http.get("/v1/approvals", params={"state": "denied"})).json()["approvals"]
+    assert [(one["id"], one["why"]) for one in shown] == [(denied[0], "too_many")]
 
 
 async def test_who_may_answer_and_who_sees(plain: Service, node: NodeDouble) -> None:

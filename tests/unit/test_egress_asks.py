@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from hatchway.domain.policy.schema import Ask
-from hatchway.egress.asks import Asks
+from hatchway.egress.asks import ASKS_AT_ONCE, ASKS_PER_S, Asks, TooManyAsks
 from hatchway.wire.egress import AskAnswer, Asked
 
 ASKED = Asked(
@@ -39,7 +39,7 @@ async def test_an_answer_holds_no_longer_than_its_rule_says(
 ) -> None:
     clock = [1000.0]
     asks = Asks(lambda event, params: None, lambda: clock[0])
-    holding = asyncio.create_task(asks.hold(ASKED, terms, 1))
+    holding = asyncio.create_task(asks.hold(ASKED, terms))
     while not asks.held() and not holding.done():
         await asyncio.sleep(0)
     (held,) = asks.held()
@@ -57,3 +57,22 @@ async def test_an_answer_holds_no_longer_than_its_rule_says(
         assert not asks.answered("project/d/r", "k")
     assert not asks.answered("project/d/other", "k")
     assert not asks.answered("project/d/r", "other")
+
+
+async def test_asking_is_bounded_whether_anybody_waits_for_the_answer_or_not() -> None:
+    clock = [0.0]
+    asks = Asks(lambda event, params: None, clock=lambda: clock[0])
+    for _ in range(int(ASKS_AT_ONCE)):
+        asks.require_room(16)
+        holding = asyncio.create_task(asks.hold(ASKED, Ask()))
+        while not asks.held():
+            await asyncio.sleep(0)
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+    assert not asks.held()
+    with pytest.raises(TooManyAsks, match="30 times a minute"):
+        asks.require_room(16)
+    clock[0] += 1 / ASKS_PER_S
+    asks.require_room(16)
+    with pytest.raises(TooManyAsks):
+        asks.require_room(16)

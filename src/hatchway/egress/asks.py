@@ -12,22 +12,33 @@ import msgspec
 
 from hatchway.domain.ids import new_id
 from hatchway.domain.policy.schema import Ask
+from hatchway.egress.bounds import Bucket
 from hatchway.wire.egress import AskAnswer, Asked, AskEnded
 
 MAX_ANSWERS = 1024
 """Answers that are remembered; beyond it the oldest is forgotten, and asked about again."""
 
 
+ASKS_PER_S, ASKS_AT_ONCE = 0.5, 30.0
+"""How often a sandbox may have somebody asked: each time costs a person's look, whether who asked waits for the answer or not."""
+
+
 class TooManyAsks(Exception):
-    """As many requests of this sandbox are held as may be."""
+    """As many requests of this sandbox are held, or were asked about within a minute, as may be. The text says which."""
 
 
 class Asks:
     """See the module. `tell(event, params)` reaches the node."""
 
-    def __init__(self, tell: Callable[[str, object], None], now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        tell: Callable[[str, object], None],
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._tell = tell
         self._now = now
+        self._bucket = Bucket(ASKS_PER_S, ASKS_AT_ONCE, clock)
         self._held: dict[str, tuple[Asked, Ask, asyncio.Future[AskAnswer | None]]] = {}
         self._answers: dict[tuple[str, str], float] = {}
 
@@ -48,14 +59,19 @@ class Asks:
         del self._answers[rule, key]
         return False
 
-    async def hold(self, asked: Asked, terms: Ask, bound: int) -> AskAnswer | None:
-        """Holds a request; returns the answer, None where none came or the ask ended. Raises `TooManyAsks`.
+    def require_room(self, bound: int) -> None:
+        """Raises `TooManyAsks` where nothing more may be held, or asked about now. What is let through counts as asked."""
+        if len(self._held) >= bound:
+            raise TooManyAsks(f"{bound} requests of this sandbox wait for an approval")
+        if not self._bucket.take():
+            raise TooManyAsks(f"this sandbox asks for approvals more than {ASKS_PER_S * 60:g} times a minute")
+
+    async def hold(self, asked: Asked, terms: Ask) -> AskAnswer | None:
+        """Holds a request, after `require_room`; returns the answer, None where none came or the ask ended.
 
         `terms`: of the rule: how long it is held, and how long an answer may hold.
         `ask_id`, `asked_at` and `expires_at` of `asked` are filled in here. Cancelled: the client is gone, and that is told.
         """
-        if len(self._held) >= bound:
-            raise TooManyAsks(f"{bound} requests of this sandbox wait for an approval")
         now = self._now()
         asked = msgspec.structs.replace(asked, ask_id=new_id(), asked_at=now, expires_at=now + terms.timeout)
         future: asyncio.Future[AskAnswer | None] = asyncio.get_running_loop().create_future()

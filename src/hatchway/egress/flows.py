@@ -335,15 +335,15 @@ class Flow:
         asked = gateway.asked(self, verdict, request)
         if gateway.asks.answered(asked.rule, asked.key):
             return True
+        try:
+            gateway.asks.require_room(gateway.policy.limits.pending_ask)
+        except TooManyAsks as error:
+            raise FlowError("limit", f"{error}; try again later", 429) from error
         self._teller.asked(verdict, request)
-        holding = asyncio.get_running_loop().create_task(
-            gateway.asks.hold(asked, verdict.ask or Ask(), gateway.policy.limits.pending_ask)
-        )
+        holding = asyncio.get_running_loop().create_task(gateway.asks.hold(asked, verdict.ask or Ask()))
         client.when_ended(lambda: _cancel(holding))
         try:
             answer = await holding
-        except TooManyAsks as error:
-            raise FlowError("limit", f"{error}; try again when they are decided", 429) from error
         except asyncio.CancelledError:
             if client.ended and not self._cut:
                 return False

@@ -108,7 +108,7 @@ class Gateway:
         self.recorder = Recorder(sink, spec.project, spec.sandbox_id, spec.generation, now, clock)
         self.counts = Counts()
         self._tell = tell
-        self.asks = Asks(tell, now)
+        self.asks = Asks(tell, now, clock)
         self.names = SyntheticNames(self.policy.limits.max_names)
         self._exact = exact_names(self.policy)
         self.names.bind_all(self._exact)

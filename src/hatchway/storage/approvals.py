@@ -26,6 +26,10 @@ EGRESS, OPERATION = "egress", "operation"
 PENDING, ALLOWED, DENIED, ENDED = "pending", "allowed", "denied", "ended"
 MAX_PENDING_OF_SANDBOX = 32
 MAX_PENDING_OF_PROJECT = 512
+A_MINUTE = 60.0
+MAX_ASKED_OF_SANDBOX = 60
+MAX_ASKED_OF_PROJECT = 600
+"""In a minute. The first beyond it is told as a denial, further ones are denied alike and not stored; a gateway asks for one sandbox half as often."""
 OPERATION_WITHIN_S = 600.0
 """How long an operation waits; no answer is a refusal."""
 GRACE_S = 5.0
@@ -71,7 +75,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def ask(connection: Connection, asked: Asked, node_id: str) -> ApprovalRow | None:
     """Stores what a gateway holds; asked again it answers what is stored. None for a sandbox that is not there, or not on this node.
 
-    Beyond the bounds it is denied at once.
+    Beyond the bounds it is denied at once; what comes too fast is not even stored.
     """
     known = find(connection, asked.ask_id)
     if known is not None:
@@ -90,14 +94,12 @@ def ask(connection: Connection, asked: Asked, node_id: str) -> ApprovalRow | Non
     }
     shown = {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in request.items()}
     row = _new(sandbox, asked.ask_id, EGRESS, shown, asked.key, asked.expires_at, asked.generation)
-    if not _has_place(connection, sandbox):
-        row = msgspec.structs.replace(
-            row,
-            state=DENIED,
-            why="too_many",
-            note="Too many requests wait for an approval.",
-            answered_at=row.created_at,
-        )
+    beyond = _beyond_rate(connection, sandbox, row.created_at)
+    if beyond is not None or not _has_place(connection, sandbox):
+        note = "Too many requests wait for an approval." if beyond is None else "Approvals are asked for too often."
+        row = msgspec.structs.replace(row, state=DENIED, why="too_many", note=note, answered_at=row.created_at)
+        if beyond:
+            return row
         connection.execute(insert(table), msgspec.structs.asdict(row))
         outbox.append(connection, row.project, "approval.answered", row.id, _told(row))
         return row
@@ -302,6 +304,16 @@ def _has_place(connection: Connection, sandbox: SandboxRow) -> bool:
     of_sandbox = connection.execute(pending.where(table.c.sandbox_id == sandbox.id)).scalar_one()
     of_project = connection.execute(pending.where(table.c.project == sandbox.project)).scalar_one()
     return bool(of_sandbox < MAX_PENDING_OF_SANDBOX and of_project < MAX_PENDING_OF_PROJECT)
+
+
+def _beyond_rate(connection: Connection, sandbox: SandboxRow, now: float) -> int | None:
+    """How many beyond the bounds were stored within the last minute; None: it is within them."""
+    recent = select(func.count()).select_from(table).where(table.c.project == sandbox.project, table.c.kind == EGRESS)
+    recent = recent.where(table.c.created_at > now - A_MINUTE)
+    of_sandbox = connection.execute(recent.where(table.c.sandbox_id == sandbox.id)).scalar_one()
+    of_project = connection.execute(recent).scalar_one()
+    beyond = max(of_sandbox - MAX_ASKED_OF_SANDBOX, of_project - MAX_ASKED_OF_PROJECT)
+    return None if beyond < 0 else int(beyond)
 
 
 def _told(row: ApprovalRow) -> dict[str, Any]:
