@@ -34,6 +34,7 @@
 static const unsigned char tap_mac[6] = {0x02, 0xfc, 0, 0, 0, 0x01};
 static const unsigned char guest_mac[6] = {0x02, 0xfc, 0, 0, 0, 0x02};
 
+enum { TAP_QUEUE = 256 };
 enum { TCP_PORT = 15001, DNS_UDP_PORT = 53, DNS_TCP_PORT = 15053, TCP_BACKLOG = 256, DNS_BACKLOG = 16 };
 
 /* /proc/sys/net shows the caller's namespace. A kernel without IPv6 has nothing to switch off there. */
@@ -114,6 +115,10 @@ static bool tap(int sock, int *fd, char *error)
 	memcpy(request.ifr_hwaddr.sa_data, tap_mac, sizeof tap_mac);
 	if (ioctl(sock, SIOCSIFHWADDR, &request) < 0)
 		return failed_errno(error, "hardware address of tap0");
+	/* The kernel has a place ready for each packet that may wait, four times: 32 KiB of a slot, with the 1,000 that it would take. */
+	request = (struct ifreq){.ifr_name = "tap0", .ifr_qlen = TAP_QUEUE};
+	if (ioctl(sock, SIOCSIFTXQLEN, &request) < 0)
+		return failed_errno(error, "queue of tap0");
 	return address(sock, SIOCSIFADDR, TAP_ADDRESS, error) && address(sock, SIOCSIFNETMASK, TAP_NETMASK, error);
 }
 

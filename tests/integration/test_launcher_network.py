@@ -15,6 +15,7 @@ import pytest
 from launcher_harness import Site, build, python_for_anybody, record_of, site, until
 from slot_harness import Guest, inside
 
+from hatchway.bench import slots as bench_slots
 from hatchway.bench.options import Options
 from hatchway.bench.slots import slots
 from hatchway.domain.ids import new_id
@@ -279,6 +280,9 @@ async def test_without_root_a_network_is_the_same_where_the_device_may_be_opened
 
 def test_the_bench_of_slots_measures_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HATCHWAY_LIBEXEC", str(build()))
-    made, claimed = slots(Options(tmp_path, runs=1))
+    monkeypatch.setattr(bench_slots, "MANY", 4)
+    monkeypatch.setattr(bench_slots, "MEMORY_RUNS", 1)
+    made, claimed, kernel = slots(Options(tmp_path, runs=1))
     assert (made.metric, claimed.metric, claimed.floor) == ("slot_made", "slot_claimed", made.value)
     assert claimed.value > 0
+    assert kernel.metric == "slot_kernel"

@@ -475,6 +475,11 @@ def test_a_monitor_that_was_taken_over_reaches_nothing_from_its_namespace(slot: 
     assert slot.dropped()["output"] - before >= 3  # to anywhere there is no route at all
 
 
+def test_the_queue_to_the_guest_is_short(slot: Slot) -> None:
+    """Places for packets that wait are memory of the kernel in each slot, whether any waits or not."""
+    assert " qlen 256" in inside(slot.vm, "ip", "link", "show", "dev", "tap0")
+
+
 def test_every_counter_is_in_the_rules_and_has_an_attack(slot: Slot) -> None:
     assert set(slot.dropped()) == set(DROPS)
     beside = {"ethertype", "flags", "syn_rate", "dns_rate", "unserved", "input", "output", "forward"}

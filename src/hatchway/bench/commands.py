@@ -20,6 +20,7 @@ from hatchway.bench.lifecycle import fork, lifecycle
 from hatchway.bench.options import Options
 from hatchway.bench.policy import policy
 from hatchway.bench.pools import pools
+from hatchway.bench.recovery import recovery
 from hatchway.bench.report import Metric, percentile, show
 from hatchway.bench.slots import slots
 from hatchway.bench.stream import stream
@@ -147,6 +148,7 @@ BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "fair": lambda _: fair(),
     "policy": lambda options: policy(options.runs),
     "egress": egress,
+    "recovery": recovery,
 }
 
 

@@ -1,10 +1,12 @@
-"""What a network slot costs: a VM's jail with one that was prepared ahead, against one whose slot is made when it is asked for.
+"""What a network slot costs: a VM's jail with one that was prepared ahead, against one whose slot is made when it is asked for; and its
+memory in the kernel, against that of an empty namespace.
 
 Two launchers of their own, in folders of their own, beside any service; the VMM is a program that ends at once.
 """
 
 import asyncio
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -25,13 +27,83 @@ from hatchway.wire.launcher import StartVm
 
 PREPARED_WITHIN_S = 30.0
 WARM_UP = 2
+MANY = 64
+MEMORY_RUNS = 3
+OF_OTHERS = re.compile(
+    "dentry|ext4_|buffer_head|radix_tree|xfs_|inode_cache|extent_status|shmem_inode|proc_inode|filp|fsnotify|kmalloc-rcl|bio|skbuff|"
+    "task_|mm_|vm_area|vmap_area|anon_vma|signal|sighand|files_cache|cred|pid|maple|kvm_|page_table"
+)
+"""Beginnings of the names of what processes and files take, on this host as well as for a slot."""
 
 
 def slots(options: Options) -> list[Metric]:
     """Starts VMs in turn on a launcher that prepares a slot ahead and on one that does not. Needs root and a network for VMs."""
     if os.geteuid() != 0:
         raise Unavailable("not_allowed", "The bench `slots` starts a launcher of its own.", "Run it as root.")
-    return asyncio.run(_measure(options))
+    return [*asyncio.run(_measure(options)), asyncio.run(_measure_memory(options))]
+
+
+async def _measure_memory(options: Options) -> Metric:
+    """KiB of the kernel for a slot that waits for its VM, without the process that holds it; the floor is a namespace that has nothing."""
+    slots: list[float] = []
+    bare: list[float] = []
+    for number in range(MEMORY_RUNS):
+        options.progress(f"memory of slots {number + 1} of {MEMORY_RUNS}")
+        before = await _settled()
+        with _launcher(MANY, slots=MANY) as launcher:
+            await launcher.wait_until_prepared(MANY)
+            slots.append((_kernel_kib() - before) / MANY)
+            await launcher.client.close()
+        before = await _settled()
+        with _bare():
+            bare.append((_kernel_kib() - before) / MANY)
+    return Metric("slots", "slot_kernel", statistics.median(slots), "KiB", MEMORY_RUNS, statistics.median(bare))
+
+
+def _kernel_kib() -> float:
+    """KiB of objects of the kernel that are in use, and of its memory for each processor, without those of files and processes."""
+    found = 0.0
+    for line in Path("/proc/slabinfo").read_text().splitlines()[2:]:
+        name, objects, _, size = line.split()[:4]
+        if not OF_OTHERS.match(name):
+            found += int(objects) * int(size) / 1024
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("Percpu:"):
+            found += int(line.split()[1])
+    return found
+
+
+async def _settled() -> float:
+    """`_kernel_kib`, once namespaces that ended are gone, which the kernel does in the background."""
+    before, until = -1, time.monotonic() + PREPARED_WITHIN_S
+    while (now := _namespaces()) != before and time.monotonic() < until:
+        before = now
+        await asyncio.sleep(2)
+    return _kernel_kib()
+
+
+def _namespaces() -> int:
+    found = [line.split()[1] for line in Path("/proc/slabinfo").read_text().splitlines() if line.startswith("net_name")]
+    return int(found[0])
+
+
+@contextmanager
+def _bare() -> Iterator[None]:
+    """Processes in namespaces that have nothing, until the block is left."""
+    with ExitStack() as stack:
+        ready = []
+        for _ in range(MANY):
+            command = ["unshare", "--net", "sh", "-c", "echo; exec sleep 600"]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            ready.append(process.stdout)
+        for told in ready:
+            assert told is not None
+            stack.enter_context(told).readline()
+        yield
 
 
 async def _measure(options: Options) -> list[Metric]:
@@ -65,10 +137,10 @@ class _Launcher:
         self.root = folder / "root"
         self.client = LauncherClient(folder / "run" / "launcher.sock")
 
-    async def wait_until_prepared(self) -> None:
-        """Returns when a slot waits for its VM, and nothing else is being done."""
+    async def wait_until_prepared(self, slots: int = 1) -> None:
+        """Returns when so many slots wait for their VMs, and nothing else is being done."""
         async with asyncio.timeout(PREPARED_WITHIN_S):
-            while (await self.client.counts()).slots_prepared < 1:  # noqa: ASYNC110 - another process is waited for
+            while (await self.client.counts()).slots_prepared < slots:  # noqa: ASYNC110 - another process is waited for
                 await asyncio.sleep(0.02)
 
     async def start(self) -> float:
@@ -87,7 +159,7 @@ class _Launcher:
 
 
 @contextmanager
-def _launcher(stock: int) -> Iterator[_Launcher]:
+def _launcher(stock: int, slots: int = 4) -> Iterator[_Launcher]:
     folder = Path(tempfile.mkdtemp(prefix="hatchway-bench-"))
     process: subprocess.Popen[bytes] | None = None
     try:
@@ -98,7 +170,7 @@ def _launcher(stock: int) -> Iterator[_Launcher]:
         (folder / "root" / "vmm").chmod(0o755)
         folder.chmod(0o755)
         command = [sys.executable, "-I", "-m", "hatchway.launcher", "--run-dir", str(folder / "run")]
-        command += ["--shim", str(shim), "--stock", str(stock), "--slots", "4"]
+        command += ["--shim", str(shim), "--stock", str(stock), "--slots", str(slots)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         yield _Launcher(folder)
     finally:

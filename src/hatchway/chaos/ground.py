@@ -10,20 +10,19 @@ import time
 from pathlib import Path
 
 from hatchway.chaos.model import Divergence
+from hatchway.chaos.roles import Roles, starttime
 from hatchway.client import AsyncHatchway, HatchwayError
 
 ROLES = ("control", "node", "launcher", "audit", "broker", "egress-0")
 MEMORY, DISK = "/dev/shm/chaos", "/var/tmp/chaos"
 WITHIN_S = 120.0
-SETTLED_S = 11.0
-"""A role that dies sooner after its start is started again more and more slowly."""
 
 
-class HostGround:
+class HostGround(Roles):
     """`acts.Ground` of the service in a data folder. It looks only after the sandboxes that it was asked about."""
 
     def __init__(self, data_dir: Path, hatchway: AsyncHatchway) -> None:
-        self._run = data_dir / "run"
+        super().__init__(data_dir)
         self._node = data_dir / "node"
         self._hatchway = hatchway
         self._seen: set[str] = set()
@@ -93,39 +92,8 @@ class HostGround:
             record = json.loads((self._run / "vm" / sandbox_id / "launch.json").read_bytes())
         except FileNotFoundError:
             return None
-        return int(record["shim_pid"]) if _starttime(record["shim_pid"]) == record["shim_starttime"] else None
-
-    # -- the roles
-
-    def pids(self) -> dict[str, int]:
-        """The processes of the roles."""
-        return dict(json.loads((self._run / "roles.json").read_bytes()))
-
-    def settled(self, role: str) -> bool:
-        """Whether a role has lived for so long that it is started again at once."""
-        pid = self.pids().get(role)
-        return pid is not None and _age_s(pid) > SETTLED_S
-
-    def kill(self, role: str) -> None:
-        """Kills the process of a role."""
-        with contextlib.suppress(ProcessLookupError, KeyError):
-            os.kill(self.pids()[role], signal.SIGKILL)
-
-
-def _starttime(pid: int) -> int | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+        return int(record["shim_pid"]) if starttime(record["shim_pid"]) == record["shim_starttime"] else None
 
 
 def _child(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-
-
-def _age_s(pid: int) -> float:
-    started = _starttime(pid)
-    if started is None:
-        return 0.0
-    return float(Path("/proc/uptime").read_text().split()[0]) - started / os.sysconf("SC_CLK_TCK")

@@ -200,7 +200,7 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[floor|create|pools|exec|idle|stream|files|slots|density|lifecycle|fork|concurrency|hostile|neighbour|fair|policy|egress]...",
+            metavar="[floor|create|pools|exec|idle|stream|files|slots|density|lifecycle|fork|concurrency|hostile|neighbour|fair|policy|egress|recovery]...",
             help="Default: all.",
         ),
     ] = None,

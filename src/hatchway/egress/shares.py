@@ -39,7 +39,8 @@ class Turns:
     async def take(self) -> None:
         """Returns when another piece of work may be done. It is done before anything else is awaited."""
         if self._left > 0 and not self._waiting:
-            self._use()
+            self._left -= 1
+            self._arm()
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
