@@ -29,7 +29,7 @@ _ALLOWED = Attack(
 _CONDITION = Attack(
     "C00.condition",
     "What is allowed under a condition on a header arrives",
-    "site('files.test', b'GET /simple/' + B + b' HTTP/1.1\r\nHost: files.test\r\nX-Mode: read\r\n\r\n')",
+    "site('files.test', b'GET /simple/' + B + b' HTTP/1.1\\r\\nHost: files.test\\r\\nX-Mode: read\\r\\n\\r\\n')",
 )
 _CREDENTIAL = Attack(
     "C00.credential",
