@@ -85,6 +85,13 @@ struct k_rtmsg {
 	uint32_t flags;
 };
 
+struct k_ifinfomsg {
+	uint8_t family, padding;
+	uint16_t type;
+	int32_t index;
+	uint32_t flags, change;
+};
+
 struct k_attr_u32 {
 	uint16_t length, type;
 	uint32_t value;
@@ -94,12 +101,14 @@ struct k_attr_u32 {
 #define K_NLM_F_ACK 4
 #define K_NLM_F_EXCL 0x200
 #define K_NLM_F_CREATE 0x400
+#define K_RTM_SETLINK 19
 #define K_RTM_NEWROUTE 24
 #define K_RTM_NEWRULE 32
 #define K_RTPROT_STATIC 4
 #define K_RT_SCOPE_HOST 254
 #define K_RTN_LOCAL 2
 #define K_RTA_OIF 4
+#define K_IFLA_TXQLEN 13
 #define K_FR_ACT_TO_TBL 1
 #define K_FRA_FWMARK 10
 

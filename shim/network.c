@@ -98,6 +98,22 @@ static bool address(int sock, unsigned long verb, const char *text, char *error)
 	return ioctl(sock, verb, &request) == 0 || failed_errno(error, "address %s of tap0", text);
 }
 
+/* The kernel has a place ready for each packet that may wait, four times: 32 KiB of a slot, with the 1,000 that it would take. (The ioctl
+ * for it is for root of the host alone.) */
+static bool short_queue(char *error)
+{
+	struct {
+		struct k_nlmsghdr head;
+		struct k_ifinfomsg link;
+		struct k_attr_u32 length;
+	} queue = {
+	        .head = {sizeof queue, K_RTM_SETLINK, K_NLM_F_REQUEST | K_NLM_F_ACK, 1, 0},
+	        .link = {.family = AF_UNSPEC, .index = (int)if_nametoindex("tap0")},
+	        .length = {sizeof queue.length, K_IFLA_TXQLEN, TAP_QUEUE},
+	};
+	return netlink_ask(&queue, sizeof queue, error);
+}
+
 static bool tap(int sock, int *fd, char *error)
 {
 	*fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
@@ -115,11 +131,7 @@ static bool tap(int sock, int *fd, char *error)
 	memcpy(request.ifr_hwaddr.sa_data, tap_mac, sizeof tap_mac);
 	if (ioctl(sock, SIOCSIFHWADDR, &request) < 0)
 		return failed_errno(error, "hardware address of tap0");
-	/* The kernel has a place ready for each packet that may wait, four times: 32 KiB of a slot, with the 1,000 that it would take. */
-	request = (struct ifreq){.ifr_name = "tap0", .ifr_qlen = TAP_QUEUE};
-	if (ioctl(sock, SIOCSIFTXQLEN, &request) < 0)
-		return failed_errno(error, "queue of tap0");
-	return address(sock, SIOCSIFADDR, TAP_ADDRESS, error) && address(sock, SIOCSIFNETMASK, TAP_NETMASK, error);
+	return short_queue(error) && address(sock, SIOCSIFADDR, TAP_ADDRESS, error) && address(sock, SIOCSIFNETMASK, TAP_NETMASK, error);
 }
 
 /* Who has the guest's address is never asked for: the table of neighbours is one for the whole host. */
