@@ -1,8 +1,10 @@
 """Requests with a credential, all the way: a guest with a placeholder, the gateway, the broker, and a site that sees the secret."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +34,17 @@ CREDENTIAL = {
 API = rule("api", HOST, credentials=["gh"], http={"allow": [{"methods": ["*"], "paths": ["/**"]}]})
 OTHER = rule("other", "other.example")
 
+Handler = Callable[[Site, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
 
 class Chain:
     """Everything between the guest and the sites."""
 
     def __init__(self, ground: Ground, broker: World, api: Site, other: Site) -> None:
         self.ground, self.broker, self.api, self.other = ground, broker, api, other
+
+    script: Handler | None = None
+    """What the site does with a connection instead of its echo."""
 
     async def grant(self, **changes: Any) -> None:
         binding = self.broker.binding(
@@ -65,7 +72,10 @@ async def chain(ground: Ground, tmp_path: Path) -> AsyncIterator[Chain]:
         said = json.dumps({"saw": asked.headers.get("authorization", ""), "body": asked.body.decode()})
         return Answer(said.encode(), "application/json", headers={"X-Echo": asked.headers.get("authorization", "none")})
 
-    api = await ground.internet.site(HOST, port=443, tls=True, handler=serving(echo), number=10)
+    async def handle(site: Site, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await (Chain.script or serving(echo))(site, reader, writer)
+
+    api = await ground.internet.site(HOST, port=443, tls=True, handler=handle, number=10)
     other = await ground.internet.site("other.example", port=443, tls=True, handler=serving(echo), number=11)
     async with world(tmp_path / "world", upstream_ca=(ground.internet.authority.ca,)) as broker:
         assert ground.dialler is not None
@@ -181,3 +191,93 @@ async def test_a_streamed_body_and_http_2_go_through_the_broker(chain: Chain) ->
     assert json.loads(body)["body"] == "streamed"
     assert CANARY not in body
     assert b"authorization: Bearer " + CANARY in chain.api.arrived
+
+
+def problem_of(answer: bytes, status: int, code: str) -> dict[str, Any]:
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert found["code"] == code
+    assert found["cause"]
+    assert found["remedy"]
+    return found
+
+
+def failed(chain: Chain) -> list[str]:
+    """The reasons of requests that were let through and came to nothing."""
+    return [entry.reason for entry in chain.ground.records.of("egress.request") if entry.decision == "failed"]
+
+
+def ends(chain: Chain) -> None:
+    """The broker's sockets close, as when its process ends."""
+    for leg in list(chain.broker.legs._open):
+        leg.abort()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_g20_a_broker_that_ends_under_a_request_is_told_and_recorded(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    asked = asyncio.Event()
+
+    async def silent(site: Site, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await site.note(await reader.readuntil(b"\r\n\r\n"))
+        asked.set()
+        await reader.read()
+
+    monkeypatch.setattr(Chain, "script", staticmethod(silent))
+    body = b"x" if method == "POST" else b""
+    waiting = asyncio.ensure_future(chain.say(request("/repos/a", AUTH, method=method, body=body)))
+    async with asyncio.timeout(20):
+        await asked.wait()
+    assert CANARY in chain.api.arrived
+    ends(chain)
+    assert "not known" in problem_of(await waiting, 503, "cred_unavailable")["cause"]
+    assert failed(chain) == ["cred_unavailable"]
+
+
+async def test_g20_an_answer_that_is_cut_with_the_broker_is_not_taken_for_whole_and_is_recorded(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def endless(site: Site, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n" + b"x" * 50_000)
+        await reader.read()
+
+    monkeypatch.setattr(Chain, "script", staticmethod(endless))
+    reader, writer = await chain.ground.connect(HOST, 443, server_name=HOST)
+    writer.write(request("/repos/a", AUTH))
+    async with asyncio.timeout(20):
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(1000)
+        ends(chain)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            rest = await reader.read()
+            assert len(rest) < 99_000
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 200 ")
+    await chain.ground.until(lambda: failed(chain) == ["cred_unavailable"])
+
+
+async def test_g20_a_source_that_cannot_be_opened_says_what_and_how_to_mend_it(chain: Chain) -> None:
+    broker = chain.broker
+    (file,) = (broker.folder / "broker" / "sources").glob("*.sealed")
+    whole = file.read_bytes()
+
+    async def told() -> dict[str, Any]:
+        broker.sources.keep_only(set())  # as after a start
+        return problem_of(await chain.say(request("/repos/a", AUTH)), 503, "cred_unavailable")
+
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    found = await told()
+    assert "damaged" in found["cause"]
+    assert found["remedy"] == "Put the credential anew."
+    file.write_bytes(whole)
+    assert (await chain.say(request("/repos/a", AUTH))).startswith(b"HTTP/1.1 200 ")
+    await broker.sources.delete(PROJECT, "github")
+    found = await told()
+    assert "no source" in found["cause"]
+    assert "PUT /v1/credentials" in found["remedy"]
+    assert failed(chain) == ["cred_unavailable", "cred_unavailable"]
+    assert [entry.reason for entry in broker.audit.entries if entry.kind == "credential.denied"] == [
+        "cred_unavailable"
+    ] * 2

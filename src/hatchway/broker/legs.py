@@ -169,7 +169,7 @@ class Legs:
                 raise DialError("cred_not_bound", "The credential's source is not for this host.")
             leg.upstream = upstream = await self._dialler.dial(leg.head, leg.bound)
         except HatchwayError as error:
-            await self._refuse(writer, leg.head, "cred_unavailable", f"{error.cause} {error.remedy}".strip())
+            await self._refuse(writer, leg.head, "cred_unavailable", error.cause, error.remedy)
             return
         except DialError as error:
             await self._refuse(writer, leg.head, error.code, error.message)
@@ -189,10 +189,10 @@ class Legs:
         await _close(upstream.writer)
         await _close(writer)
 
-    async def _refuse(self, writer: asyncio.StreamWriter, head: Leg, code: str, message: str) -> None:
+    async def _refuse(self, writer: asyncio.StreamWriter, head: Leg, code: str, message: str, remedy: str = "") -> None:
         with contextlib.suppress(HatchwayError):
             self._audit.record(auditing.of_leg("credential.denied", head, "denied", code))
-        await _answer(writer, LegAnswer(error=code, message=message))
+        await _answer(writer, LegAnswer(error=code, message=message, remedy=remedy))
         await _close(writer)
 
 

@@ -316,11 +316,15 @@ class Dialler:
             if stream is not None:
                 stream.abort()
             raise FlowError(
-                "cred_unavailable", f"the broker does not serve: {error or 'no answer in time'}", 503
+                "cred_unavailable",
+                f"The broker of credentials does not serve: {error or 'no answer in time'}.",
+                503,
+                "It is started again by itself; try again in a moment.",
             ) from error
         if answer.error:
             stream.abort()
-            raise FlowError(answer.error, answer.message, 503 if answer.error == "cred_unavailable" else 502)
+            status = 503 if answer.error == "cred_unavailable" else 502
+            raise FlowError(answer.error, answer.message, status, answer.remedy)
         return stream, answer
 
 

@@ -202,6 +202,7 @@ class LegAnswer(Struct, frozen=True, kw_only=True):
 
     error: str = ""
     message: str = ""
+    remedy: str = ""
     peer_address: str = ""
     certificate_sha256: str = ""
 

@@ -11,7 +11,7 @@ from hatchway.egress.http import fields, judging, placeholders
 from hatchway.egress.http.heads import AnswerHead
 from hatchway.egress.http.incoming import Incoming, Over
 from hatchway.egress.http.judging import Going
-from hatchway.egress.http.lines import Line, Stale, no_answer, request_head
+from hatchway.egress.http.lines import Line, Stale, no_answer, no_broker, request_head
 from hatchway.egress.http.refusals import error_of, of_broker
 from hatchway.egress.http.seam import Exchange, FlowError, StreamLost
 from hatchway.egress.http.waiting import Alarm
@@ -107,6 +107,8 @@ class Carrier:
                 await _ended(upload)
             if self._cut or self._incoming.begun or isinstance(self._upload_error, StreamLost):
                 self._incoming.break_off()
+                if not self._cut and isinstance(error, AnswerCut):
+                    self._exchanges.record_failed(self._told(error), self._going)
                 raise Over from error
             raise self._told(error) from error
         except BaseException:
@@ -131,6 +133,10 @@ class Carrier:
         cause = self._upload_error if isinstance(self._upload_error, HatchwayError | FlowError) else error
         if isinstance(cause, FlowError):
             return error_of(cause)
+        # Behind a leg it is the broker that gives no answer: what an upstream does not say, it says itself.
+        silent = isinstance(cause, Stale | StreamLost) or getattr(cause, "code", "") == "upstream_no_answer"
+        if self._going.credential and silent:
+            return no_broker()
         if isinstance(cause, HatchwayError):
             return cause
         return no_answer(str(cause) or "the connection was lost")
@@ -149,7 +155,7 @@ class Carrier:
                 if self._cut:
                     raise StreamLost("the request was cut") from stale
                 if request.method not in REPEATABLE:
-                    raise no_answer(str(stale)) from stale
+                    raise no_broker() if self._going.credential else no_answer(str(stale)) from stale
                 self._exchanges.drop(line)
                 self._line = None
                 fresh = await self._exchanges.line(self._going, fresh=True)
@@ -242,13 +248,24 @@ async def pass_on(incoming: Incoming, line: Line, exchange: Exchange, going: Goi
     if bodiless and (going.request.method == "HEAD" or answer.status == 304):
         passed += [field for field in answer.fields if field[0] == "content-length"]
     incoming.begin(answer.status, answer.reason, passed, answer.length, bodiless=bodiless)
-    while piece := await line.piece(incoming.alarm):
+    while piece := await _piece(line, incoming):
         octets += len(piece)
         if octets > going.terms.max_answer:
             raise _answer_too_large(going.terms.max_answer)
         exchange.count(0, len(piece))
         await incoming.send(piece)
     await incoming.finish()
+
+
+class AnswerCut(StreamLost):
+    """The other side ended in the middle of an answer of which a part was passed on."""
+
+
+async def _piece(line: Line, incoming: Incoming) -> bytes:
+    try:
+        return await line.piece(incoming.alarm)
+    except StreamLost as error:
+        raise AnswerCut(str(error)) from error
 
 
 def _answer_too_large(limit: int) -> BadGateway:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from hatchway.domain.errors import BadGateway, HatchwayError
+from hatchway.domain.errors import BadGateway, HatchwayError, Unavailable
 from hatchway.egress.http import framing, heads
 from hatchway.egress.http.heads import AnswerHead, Fields, Unclear, bad_answer
 from hatchway.egress.http.seam import Stream, StreamLost
@@ -168,4 +168,13 @@ def no_answer(why: str) -> BadGateway:
     """The error of an upstream that took the request and gave nothing."""
     return BadGateway(
         "upstream_no_answer", f"The host took the request and did not answer: {why}.", "Try again; look at the server."
+    )
+
+
+def no_broker() -> Unavailable:
+    """The error of a broker that took a request and ended the connection."""
+    return Unavailable(
+        "cred_unavailable",
+        "The connection to the broker of credentials ended before the whole answer came; whether the request was sent is not known.",
+        "The broker is started again by itself: repeat the request in a moment, if that does no harm.",
     )

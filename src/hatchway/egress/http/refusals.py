@@ -107,7 +107,8 @@ def error_of(error: FlowError) -> HatchwayError:
     if error.reason == "policy_changed":
         return Forbidden("policy_changed", error.explanation, "Send it again: it is judged under the policy of then.")
     kind = _KINDS.get(error.status, BadGateway)
-    return kind(error.reason, error.explanation, "Look at the policy of this sandbox, and whether the host answers.")
+    usual = "Look at the policy of this sandbox, and whether the host answers."
+    return kind(error.reason, error.explanation, error.remedy or usual)
 
 
 class _Problem(msgspec.Struct):

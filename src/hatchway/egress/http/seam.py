@@ -19,16 +19,18 @@ from hatchway.egress.shares import Shares
 
 
 class FlowError(Exception):
-    """The other side of a flow cannot be had. `reason` is a stable code, `explanation` is for people; `status` is what HTTP answers.
+    """The other side of a flow cannot be had. `reason` is a stable code, `explanation` and `remedy` are for people; `status` is what HTTP answers.
 
     `resolve_failed connect_failed tls_failed address_denied proxy_failed cred_unavailable cred_not_bound limit timeout`.
     """
 
-    def __init__(self, reason: str, explanation: str, status: int = 502) -> None:
+    def __init__(self, reason: str, explanation: str, status: int = 502, remedy: str = "") -> None:
         super().__init__(f"{reason}: {explanation}")
         self.reason = reason
         self.explanation = explanation
         self.status = status
+        self.remedy = remedy
+        """Empty: the usual one."""
 
 
 class StreamLost(ConnectionError):
