@@ -307,11 +307,11 @@ async def test_a_canary_is_in_no_log_and_no_error_whatever_fails(alone: Alone) -
 
 HANDING = """
 import sys
-from hatchway.broker import environment
-fd = environment.hand_over(["TEAM_TOKEN"]) if sys.argv[1] == "hand" else None
+from hatchway.wire import handed
+fd = handed.hand_over({"FD": ["TEAM_TOKEN", "NOT_THERE"], "OTHER": ["X"]})["FD"] if sys.argv[1] == "hand" else None
 print("ready", fd is not None, flush=True)
 sys.stdin.readline()
-print(len(environment.value(fd, "TEAM_TOKEN") or b""), flush=True)
+print(len(handed.value(fd, "TEAM_TOKEN") or b""), flush=True)
 """
 
 

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable
 
 from hatchway.audit.client import AuditClient
-from hatchway.broker import environment
 from hatchway.broker.auditing import AuditSink, NoAudit
 from hatchway.broker.config import BrokerConfig, LegLimits, Lent, VaultServer
 from hatchway.broker.grants import Grants
@@ -18,6 +17,7 @@ from hatchway.broker.service import BrokerService
 from hatchway.broker.sources import Sources
 from hatchway.broker.store import MasterKey, Store, read_keys, read_private
 from hatchway.domain.errors import Unavailable
+from hatchway.wire import handed
 from hatchway.wire.metrics import turn
 
 __all__ = ["BrokerConfig", "LegLimits", "Lent", "VaultServer", "run"]
@@ -88,7 +88,7 @@ def _master_keys(config: BrokerConfig) -> list[MasterKey] | None:
         except OSError as error:
             raise _missing(f"{config.master_key_file} cannot be read: {error.strerror}.") from None
     if config.master_key_variable is not None:
-        value = environment.value(config.environment, config.master_key_variable)
+        value = handed.value(config.environment, config.master_key_variable)
         if value is None:
             raise _missing(f"The variable {config.master_key_variable} is not set.")
         return read_keys(value, config.master_key_variable)

@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Mapping, Sequence
 
-from hatchway.broker import environment, vault
+from hatchway.broker import vault
 from hatchway.broker.config import BrokerConfig, Lent, VaultServer
 from hatchway.broker.scrubbing import Forms
 from hatchway.broker.secret import MAX_OCTETS, Secret, check, without_line_end
@@ -16,6 +16,7 @@ from hatchway.broker.store import Store, unknown
 from hatchway.broker.vault import Vault
 from hatchway.domain.errors import Forbidden, HatchwayError, Unavailable, Unprocessable
 from hatchway.domain.policy.names import HostPattern, NameRefused
+from hatchway.wire import handed
 from hatchway.wire.broker import Source, SourceCheck, VaultPath
 
 REFRESH_S = 60.0
@@ -189,7 +190,7 @@ class Sources:
             return self._secret(value), server.refresh_s
         if source.variable is not None:
             self._require_lent(source, "variable", source.variable, self._config.variables)
-            found = environment.value(self._config.environment, source.variable)
+            found = handed.value(self._config.environment, source.variable)
             if found is None:
                 raise Unavailable(
                     "secret_missing",

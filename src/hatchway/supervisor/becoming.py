@@ -45,7 +45,8 @@ def supervisor(settings: Settings, reports: str, writing: int | None = None) -> 
     with os.fdopen(os.dup(fd), "wb") as file:
         pickle.dump(settings, file)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    handed = [fd, *(number for number in (writing, settings.broker_environment) if number is not None)]
+    environments = settings.broker_environment, settings.database_environment
+    handed = [fd, *(number for number in (writing, *environments) if number is not None)]
     for number in handed:
         os.set_inheritable(number, True)
     program = [sys.executable, "-m", "hatchway.supervisor", str(fd), reports]
@@ -63,6 +64,7 @@ def handed_over(descriptor: int) -> Settings:
         settings = pickle.load(file)
     if not isinstance(settings, Settings):
         raise TypeError(f"no settings but {type(settings).__name__}")
-    if settings.broker_environment is not None:
-        os.set_inheritable(settings.broker_environment, False)
+    for environment in (settings.broker_environment, settings.database_environment):
+        if environment is not None:
+            os.set_inheritable(environment, False)
     return settings

@@ -6,21 +6,29 @@ import os
 import signal
 import time
 
-from hatchway.broker import environment
 from hatchway.domain.errors import Unavailable
-from hatchway.supervisor import becoming, folder
+from hatchway.supervisor import becoming, database, folder
 from hatchway.supervisor.printing import Printer
 from hatchway.supervisor.settings import Settings
+from hatchway.wire import handed
 
 DOWN_WITHIN_S = 120.0
+BROKER_ENVIRONMENT = "HATCHWAY_BROKER_ENVIRONMENT"
+DATABASE_ENVIRONMENT = "HATCHWAY_DATABASE_ENVIRONMENT"
+"""Name to the new program the descriptors with the variables that were taken out of its environment."""
 
 
 def up(settings: Settings, *, detach: bool, as_json: bool) -> int:
     """Starts the service; returns the exit status. With `detach` it returns when the service is ready.
 
-    Where the environment has secrets that are the broker's, this becomes a new program without them first.
+    Where the environment has secrets of roles, this becomes a new program without them first.
     """
-    settings = dataclasses.replace(settings, broker_environment=environment.hand_over(settings.lending.taken))
+    taken = handed.hand_over({BROKER_ENVIRONMENT: settings.lending.taken, DATABASE_ENVIRONMENT: database.VARIABLES})
+    settings = dataclasses.replace(
+        settings,
+        broker_environment=taken.get(BROKER_ENVIRONMENT),
+        database_environment=taken.get(DATABASE_ENVIRONMENT),
+    )
     if not detach:
         return becoming.supervisor(settings, "json" if as_json else "text")
     reading, writing = os.pipe()

@@ -273,12 +273,15 @@ def read_secret(path: Path) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise Unprocessable(
-            "secret_unusable", f"{path} cannot be read: {error.strerror}.", "Name another file in the settings."
-        ) from error
+        raise unusable(path, str(error.strerror)) from error
     with os.fdopen(fd, "rb") as file:
         check_file(fd, path, private=True)
-        content = file.read(MAX_SECRET + 1).rstrip(b"\r\n")
+        return parse_secret(file.read(MAX_SECRET + 2), path)
+
+
+def parse_secret(content: bytes, path: Path) -> bytes:
+    """The one line that a file of a secret has. Raises `Unprocessable("secret_unusable")`."""
+    content = content.rstrip(b"\r\n")
     if not content or len(content) > MAX_SECRET or b"\n" in content:
         raise Unprocessable(
             "secret_unusable",
@@ -286,6 +289,11 @@ def read_secret(path: Path) -> bytes:
             "`openssl rand -hex 32` makes one.",
         )
     return content
+
+
+def unusable(path: Path, why: str) -> HatchwayError:
+    """The error of a file of a secret that cannot be read."""
+    return Unprocessable("secret_unusable", f"{path} cannot be read: {why}.", "Name another file in the settings.")
 
 
 def _domain(given: str) -> str:

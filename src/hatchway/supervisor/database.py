@@ -11,8 +11,11 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 from hatchway.domain.errors import Forbidden, Unprocessable
 from hatchway.supervisor.configuration import check_file
 from hatchway.supervisor.settings import Settings
+from hatchway.wire import handed
 
 PASSWORD = "HATCHWAY_DATABASE_PASSWORD"
+VARIABLES = (PASSWORD, "PGPASSWORD")
+"""Variables with the password, ours before libpq's. A service takes them out of its environment."""
 MAX_PASSWORD = 4_096
 CHECKED_BY_TLS = ("verify-full", "verify-ca")
 
@@ -44,16 +47,28 @@ def password(settings: Settings) -> str | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise _no_password(path, str(error.strerror)) from error
+        raise unusable(path, str(error.strerror)) from error
     with os.fdopen(fd, "rb") as file:
         check_file(fd, path, private=True)
-        content = file.read(MAX_PASSWORD + 1)
+        return parse(file.read(MAX_PASSWORD + 1), path)
+
+
+def of_environment(descriptor: int | None) -> str | None:
+    """The password of the environment, where this process was started with one and has it no more (`wire.handed`)."""
+    if descriptor is None:
+        return None
+    found = (handed.value(descriptor, name) for name in VARIABLES)
+    return next((os.fsdecode(one) for one in found if one is not None), None)
+
+
+def parse(content: bytes, path: Path) -> str:
+    """The password that a file has. Raises `Unprocessable("database_password_unusable")`."""
     try:
         found = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise _no_password(path, "it is not UTF-8") from None
+        raise unusable(path, "it is not UTF-8") from None
     if not found or len(content) > MAX_PASSWORD or "\n" in found or "\0" in found:
-        raise _no_password(path, "it is not one line")
+        raise unusable(path, "it is not one line")
     return found
 
 
@@ -92,7 +107,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _no_password(path: Path, why: str) -> Unprocessable:
+def unusable(path: Path, why: str) -> Unprocessable:
+    """The error of a file that holds no password."""
     return Unprocessable(
         "database_password_unusable",
         f"{path} holds no password of the database: {why}.",

@@ -163,18 +163,23 @@ def load_tls(tls: Tls) -> ssl.SSLContext:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise _unusable(path, str(error.strerror)) from error
+            raise unusable(path, str(error.strerror)) from error
         try:
             check_file(fd, path, private=private)
         finally:
             os.close(fd)
+    return context_of(tls, tls.certificate, tls.key)
+
+
+def context_of(tls: Tls, certificate: str | Path, key: str | Path) -> ssl.SSLContext:
+    """Like `load_tls`, of files that were checked and may be copies of those that `tls` names. Raises `Unprocessable("tls_unusable")`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         # A key with a passphrase must not make the service ask for it on a terminal.
-        context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
+        context.load_cert_chain(certificate, key, password=lambda: "")
     except (OSError, ValueError) as error:
-        raise _unusable(tls.certificate, str(error)) from error
+        raise unusable(tls.certificate, str(error)) from error
     return context
 
 
@@ -207,7 +212,8 @@ def _no_token(path: Path, why: str) -> Unprocessable:
     )
 
 
-def _unusable(path: Path, why: str) -> Unprocessable:
+def unusable(path: Path, why: str) -> Unprocessable:
+    """The error of a certificate or key that cannot be used."""
     return Unprocessable(
         "tls_unusable",
         f"TLS cannot be spoken with {path}: {why}.",

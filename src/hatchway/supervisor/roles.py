@@ -49,8 +49,8 @@ class Role:
     role that is exec'ed."""
     argv: tuple[str, ...] = ()
     sockets: tuple[socket.socket, ...] = ()
-    descriptors: tuple[int, ...] = ()
-    """Further ones that it keeps."""
+    descriptors: tuple[int, ...] | Callable[[], tuple[int, ...]] = ()
+    """Further ones that it keeps; asked for at each start where they may be others by then."""
     needs: tuple[Path, ...] = ()
     """Folders that the role must reach after it dropped its privileges."""
     on_demand: socket.socket | None = None
@@ -160,7 +160,8 @@ class Role:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != supervisor:  # it died before
             os._exit(1)
-        kept = {0, 1, 2, ready_fd, *(sock.fileno() for sock in self.sockets), *self.descriptors}
+        further = self.descriptors() if callable(self.descriptors) else self.descriptors
+        kept = {0, 1, 2, ready_fd, *(sock.fileno() for sock in self.sockets), *further}
         for number in map(int, os.listdir("/proc/self/fd")):
             if number not in kept:
                 try:

@@ -128,6 +128,8 @@ class Settings:
     """What the broker lends of the operator's own secrets."""
     broker_environment: int | None = None
     """Descriptor with the environment variables that are the broker's alone; this process has them no more."""
+    database_environment: int | None = None
+    """Descriptor with the environment variables that are the control plane's alone; this process has them no more."""
     metrics_token: Path | None = None
     """File with the token that /metrics is read with; None: in development programs of this machine may, in production nobody."""
     bake: bool = True

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -19,15 +18,14 @@ from typing import IO
 import msgspec
 
 from hatchway.domain.errors import HatchwayError, Unavailable
-from hatchway.supervisor import database, folder, gateways, logs, profile, service_manager, uids, wrapper
-from hatchway.supervisor.configuration import read_secret
+from hatchway.supervisor import database, folder, gateways, logs, profile, secrets, service_manager, uids, wrapper
 from hatchway.supervisor.roles import Role, preload, python_argv
+from hatchway.supervisor.secrets import Secrets
 from hatchway.supervisor.settings import Settings, Tls, libexec
 from hatchway.wire import audit, behalf, broker, supervision
-from hatchway.wire.metrics import MetricsAccess
 from hatchway.wire.node import Empty
 from hatchway.wire.rpc import call_once
-from hatchway.wire.small_files import replace_file
+from hatchway.wire.small_files import copy_file, replace_file
 from hatchway.wire.supervision import Supervision
 
 RESTART_PAUSE_S = 1.0
@@ -54,10 +52,7 @@ class Supervisor:
         self._roles: list[Role] = []
         self._lock = folder.Lock(settings)
         self._claim: uids.Claim | None = None
-        self._api_tls: ssl.SSLContext | None = None
-        self._data_tls: ssl.SSLContext | None = None
-        self._e2b_tls: ssl.SSLContext | None = None
-        self._metrics = MetricsAccess(local=False)
+        self._secrets = Secrets()
         self._began = time.time()
         self._restarted: Counter[str] = Counter()
         self._hung: Counter[str] = Counter()
@@ -73,8 +68,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         profile.check_listeners(self._settings)
         database.check(self._settings)
-        database.password(self._settings)  # a mistake in its file is told before anything is started
-        self._load_tls()
+        self._take_secrets()
         self._take_folder()
         profile.check_folder(self._settings)
         _require_vmm()
@@ -121,12 +115,10 @@ class Supervisor:
         folder.prepare(self._settings)
         self._lock.take()
 
-    def _load_tls(self) -> None:
-        """Reads certificates and keys, as the user who may; a role that is started gets them in memory."""
-        self._api_tls = None if self._settings.api_tls is None else profile.load_tls(self._settings.api_tls)
-        self._data_tls = None if self._settings.data_tls is None else profile.load_tls(self._settings.data_tls)
-        self._e2b_tls = None if self._settings.e2b_tls is None else profile.load_tls(self._settings.e2b_tls)
-        self._metrics = profile.load_metrics(self._settings)
+    def _take_secrets(self) -> None:
+        """Takes in certificates, keys and secrets, as the user who may read them; a role that is started gets its own. Raises what `secrets.take` does."""
+        former, self._secrets = self._secrets, secrets.take(self._settings)
+        former.close()
 
     def _prepare_images(self) -> None:
         """Builds `seed:latest` where it is not there; in a process of its own, as root, with its progress passed on."""
@@ -218,7 +210,7 @@ class Supervisor:
         # In the order in which one needs another; each waits for what it needs, so that they come up side by side.
         roles = [*gateways.roles(self._settings), self._node_role(data), self._control_role(api)]
         if e2b is not None:
-            roles.append(wrapper.role(self._settings, e2b, lambda: self._e2b_tls))
+            roles.append(wrapper.role(self._settings, e2b, lambda: self._secrets))
         self._roles += roles
         for role in roles:
             role.sleep() if role.on_demand else role.start()
@@ -271,10 +263,18 @@ class Supervisor:
                 vmm=settings.vmm,
                 store=settings.archives.store,
                 import_from=settings.archives.import_from,
-                metrics=self._metrics,
+                metrics=self._secrets.metrics,
                 shards=settings.shards,
             )
-            run(config, control=sock, data=data, ready=ready, alive=ready, data_tls=self._data_tls)
+            tls = self._secrets.data
+            run(
+                config,
+                control=sock,
+                data=data,
+                ready=ready,
+                alive=ready,
+                data_tls=None if tls is None else tls.context(),
+            )
 
         return Role(
             "node",
@@ -282,15 +282,14 @@ class Supervisor:
             settings.log / "node.log",
             body=body,
             sockets=(sock, data),
+            descriptors=lambda: self._secrets.descriptors("data"),
             needs=(settings.node, settings.run, settings.images, libexec("hatchway-ram.so").parent, *own_vmm),
             groups=() if ids.rootless else (ids.audit, ids.broker),
         )
 
     def _control_role(self, api: socket.socket) -> Role:
         ids, settings = self._settings.identity, self._settings
-        database_password = database.password(settings)
         e2b = wrapper.control_socket(settings) if settings.e2b else None
-        webhook_secret = b"" if settings.webhook_secret is None else read_secret(settings.webhook_secret)
 
         def body(ready: Callable[[], None]) -> None:
             from hatchway.control.main import ControlConfig, run
@@ -298,22 +297,23 @@ class Supervisor:
             config = ControlConfig(
                 folder=settings.control,
                 database_url=settings.database_url,
-                database_password=database_password,
+                database_password=self._secrets.database_password(settings),
                 node_socket=settings.run / "node.sock",
                 node_uid=ids.node,
                 audit_socket=settings.run / audit.SOCKET,
                 webhook_url=settings.webhook,
-                webhook_secret=webhook_secret,
+                webhook_secret=self._secrets.webhook_secret(settings),
                 trusted_archive_keys=settings.archives.trusted_keys,
                 run_dir=settings.run,
-                metrics=self._metrics,
+                metrics=self._secrets.metrics,
                 production=settings.production,
                 ballast_mib=settings.limits.ballast_mib,
                 broker_socket=settings.run / broker.SOCKET,
                 broker_uid=ids.broker,
                 e2b_uid=ids.e2b,
             )
-            run(config, api=api, ready=ready, alive=ready, tls=self._api_tls, e2b=e2b)
+            tls = None if self._secrets.api is None else self._secrets.api.context()
+            run(config, api=api, ready=ready, alive=ready, tls=tls, e2b=e2b)
 
         return Role(
             "control",
@@ -321,16 +321,23 @@ class Supervisor:
             settings.log / "control.log",
             body=body,
             sockets=(api,) if e2b is None else (api, e2b),
+            descriptors=self._of_control,
             needs=(settings.control, settings.run),
             groups=() if ids.rootless else (ids.audit, ids.broker),
+        )
+
+    def _of_control(self) -> tuple[int, ...]:
+        variables = self._settings.database_environment
+        return (
+            *self._secrets.descriptors("api", "database", "webhook"),
+            *(() if variables is None else (variables,)),
         )
 
     def _publish_endpoint(self, api: socket.socket, data: socket.socket, e2b: socket.socket | None) -> None:
         """Writes where the service is, and the development key, where CLI and SDK of this user find them."""
         settings = self._settings
         if not settings.production:
-            key = (settings.control / "dev.key").read_bytes()
-            replace_file(settings.development_key, key)
+            copy_file(settings.control / "dev.key", settings.development_key)
         urls = {
             "api": settings.api_url or _url(settings.api_host, api, settings.api_tls),
             "data": settings.data_url or _url(settings.data_host, data, settings.data_tls),
@@ -387,7 +394,7 @@ class Supervisor:
             if info is not None and info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 return signal.Signals(info.si_signo)
             if info is not None and info.si_signo == signal.SIGHUP:
-                self._reload_tls()
+                self._reload_secrets()
                 for role in self._roles:
                     role.ask_to_end()
             for role in self._reaped():
@@ -413,10 +420,10 @@ class Supervisor:
                     if not first:
                         self._report({"event": "restarted", "role": role.name})
 
-    def _reload_tls(self) -> None:
-        """Certificates are renewed while the service is up; with files that cannot be used it goes on with those that it has."""
+    def _reload_secrets(self) -> None:
+        """Certificates and secrets are renewed while the service is up; with files that cannot be used it goes on with those that it has."""
         try:
-            self._load_tls()
+            self._take_secrets()
         except HatchwayError as error:
             self._report({"event": "progress", "phase": "reload", "message": str(error)})
 

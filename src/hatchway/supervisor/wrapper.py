@@ -7,8 +7,8 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from hatchway.supervisor import folder
-from hatchway.supervisor.configuration import read_secret
 from hatchway.supervisor.roles import Role
+from hatchway.supervisor.secrets import Secrets
 from hatchway.supervisor.settings import Settings
 from hatchway.wire import behalf
 
@@ -39,20 +39,21 @@ def control_socket(settings: Settings) -> socket.socket:
     return folder.listen_unix(settings.run / behalf.SOCKET, socket.SOCK_STREAM, settings.identity.e2b)
 
 
-def role(settings: Settings, listener: socket.socket, tls: Callable[[], ssl.SSLContext | None]) -> Role:
-    """The role, on a listener that is bound, whose first connection starts it; `tls` is asked at each start. Raises what `read_secret` does."""
-    secret = None if settings.e2b_secret is None else read_secret(settings.e2b_secret)
+def role(settings: Settings, listener: socket.socket, secrets: Callable[[], Secrets]) -> Role:
+    """The role, on a listener that is bound, whose first connection starts it; `secrets` is asked at each start."""
 
     def body(ready: Callable[[], None]) -> None:
         from hatchway.e2b.main import E2bConfig, run
 
+        now = secrets()
         config = E2bConfig(
             folder=settings.e2b_folder,
             control=settings.run / behalf.SOCKET,
-            secret=secret,
+            secret=now.secret_of_e2b(settings),
             domain=settings.e2b_domain,
         )
-        run(config, listener=listener, ready=ready, alive=ready, tls=tls())
+        tls = None if now.e2b is None else now.e2b.context()
+        run(config, listener=listener, ready=ready, alive=ready, tls=tls)
 
     return Role(
         "e2b",
@@ -61,5 +62,6 @@ def role(settings: Settings, listener: socket.socket, tls: Callable[[], ssl.SSLC
         body=body,
         sockets=(listener,),
         on_demand=listener,
+        descriptors=lambda: secrets().descriptors("e2b", "e2b_secret"),
         needs=(settings.e2b_folder, settings.run),
     )
