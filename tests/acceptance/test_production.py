@@ -31,6 +31,9 @@ key = "127.0.0.1.key"
 port = 0
 certificate = "127.0.0.1.pem"
 key = "127.0.0.1.key"
+[e2b]
+certificate = "127.0.0.1.pem"
+key = "127.0.0.1.key"
 """
 
 
@@ -87,6 +90,27 @@ def test_a_command_runs_over_tls_on_both_listeners(production: Production) -> No
     assert production.url.startswith("https://127.0.0.1:")
     done = production.run("run", "--", "echo", "over TLS")
     assert (done.returncode, done.stdout) == (0, b"over TLS\n"), done.stderr.decode()
+
+
+def test_e2bs_api_reaches_sandboxes_over_tls(production: Production) -> None:
+    """Also what it asks the data plane goes over TLS, under a certificate that no authority of the system has signed."""
+    context = ssl.create_default_context(cafile=str(production.authority.ca))
+    url = json.loads((production.data_dir / "endpoint.json").read_text())["e2b"]
+    assert url.startswith("https://127.0.0.1:")
+    with httpx.Client(base_url=url, verify=context, headers={"x-api-key": production.key}, timeout=120) as e2b:
+        made = e2b.post("/v2/sandboxes", json={"templateID": "base"})
+        assert made.status_code == 201, made.text
+        sandbox_id = made.json()["sandboxID"]
+        try:
+            with production.client() as hatchway:
+                hatchway.sandboxes.get(sandbox_id).start("cd /etc && python3 -m http.server 8000")
+            through = {"e2b-sandbox-id": sandbox_id, "e2b-sandbox-port": "8000"}
+            deadline = time.monotonic() + 120
+            while (shown := e2b.get("/hostname", headers=through)).status_code == 502:  # until it listens
+                assert time.monotonic() < deadline, shown.text
+            assert (shown.status_code, shown.text.strip()) == (200, sandbox_id)
+        finally:
+            assert e2b.delete(f"/sandboxes/{sandbox_id}").status_code == 204
 
 
 def test_no_key_is_made_for_development(production: Production) -> None:

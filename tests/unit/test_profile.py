@@ -217,6 +217,23 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_defaults(
     assert (bare.profile, bare.api_port, bare.data_port, bare.config) == ("development", 7070, 7071, None)
 
 
+def test_the_api_of_e2b_has_a_port_of_its_own_and_can_be_left_out(tmp_path: Path) -> None:
+    bare = configuration.settings(tmp_path)
+    assert (bare.e2b, bare.e2b_host, bare.e2b_port) == (True, "127.0.0.1", 7080)
+    # Whoever takes any port for the API gets any for this.
+    assert configuration.settings(tmp_path, api_port=0).e2b_port == 0
+    assert configuration.settings(tmp_path, api_port=0, e2b_port=7080).e2b_port == 7080
+    assert not configuration.settings(tmp_path, e2b=False).e2b
+    write(tmp_path, 'api = {port = 0}\n[e2b]\nenabled = false\nsecret_file = "s"\ndata_ca_file = "/ca.pem"\n')
+    found = configuration.settings(tmp_path)
+    assert (found.e2b, found.e2b_port) == (False, 0)
+    assert (found.e2b_secret, found.e2b_data_ca) == (tmp_path / "s", Path("/ca.pem"))
+    write(tmp_path, '[e2b]\nhost = "0.0.0.0"\n')
+    with pytest.raises(HatchwayError, match="not_loopback"):
+        profile.check_listeners(configuration.settings(tmp_path))
+    profile.check_listeners(configuration.settings(tmp_path, e2b=False))
+
+
 def test_a_settings_file_is_found_by_option_environment_and_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ class Config:
     url: str
     key: str | None
     ca: str | None = None
+    also_ca: str | None = None
+    """A file in PEM with more of them: the system's, or those of `ca`, are trusted too. A server's own certificate will do."""
     socket: str | None = None
     """Path of a Unix socket that the API is reached over instead of the URL's host."""
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -69,6 +69,12 @@ class Common:
                     f"{self.config.ca} cannot be used: {error}",
                     "HATCHWAY_CA_FILE names a file in PEM with the certificates of the authorities to trust.",
                 ) from None
+        if self.config.also_ca is not None:
+            self._tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            try:
+                self._tls.load_verify_locations(self.config.also_ca)
+            except OSError as error:
+                raise InvalidRequest("ca_unreadable", f"{self.config.also_ca} cannot be used: {error}") from None
         self._tls_ready = True
 
     def arguments(self, request: Request, streaming: bool) -> dict[str, Any]:

@@ -12,6 +12,8 @@ class E2bConfig:
     """Its own: `secret` lies there (0600)."""
     control: Path
     """The socket of the control plane that it asks over: `wire.behalf.SOCKET`."""
+    data_ca: Path | None = None
+    """File with what data planes may be certified by beside the system's authorities; it is there only where one has TLS."""
     secret: bytes | None = field(default=None, repr=False)
     """What tokens of sandboxes are derived from, where several wrappers share it; None: one that is made at first and kept in the folder."""
     domain: str | None = None

@@ -53,7 +53,9 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     secret = identity.load(config.folder) if config.secret is None else config.secret
-    wrapper = Wrapper(config=config, identity=identity.Identity(secret), reaching=Reaching(config.control))
+    wrapper = Wrapper(
+        config=config, identity=identity.Identity(secret), reaching=Reaching(config.control, config.data_ca)
+    )
     app = make_app(wrapper)
     server = Server(app, ready=ready, tls=tls, upgrades=app.upgrades)
     serving = loop.create_task(server.serve([listener]))

@@ -5,7 +5,7 @@ The client's library is imported with the first request: a wrapper that nobody u
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,6 +14,7 @@ from hatchway.wire.behalf import HEADER
 if TYPE_CHECKING:
     from hatchway.client.aio import AsyncSandbox
     from hatchway.client.atransport import AsyncDriver
+    from hatchway.client.config import Config
 
 Reach: TypeAlias = "Callable[[str], Awaitable[AsyncSandbox]]"
 """Gives the handle of a sandbox by its id, acting in its own right. Raises `hatchway.client.NotFound` for one that is none of the wrapper's,
@@ -29,24 +30,21 @@ MAX_HANDLES = 4096
 class Reaching:
     """The way to the control plane of this machine."""
 
-    def __init__(self, control: Path) -> None:
-        """`control` is the socket `wire.behalf.SOCKET`."""
+    def __init__(self, control: Path, data_ca: Path | None = None) -> None:
+        """`control` is the socket `wire.behalf.SOCKET`, `data_ca` see `E2bConfig`."""
         self._control = control
+        self._data_ca = data_ca
         self._driver: AsyncDriver | None = None
         self._handles: OrderedDict[str, AsyncSandbox] = OrderedDict()
         self._asked: dict[str, asyncio.Task[AsyncSandbox]] = {}
 
     def with_key(self, key: str | None) -> "AsyncDriver":
         """Asks by the right of a key that a caller sent."""
-        from hatchway.client.config import Config
-
-        return self._shared().with_config(Config(URL, key, socket=str(self._control)))
+        return self._shared().with_config(self._config(key))
 
     def for_sandbox(self, sandbox_id: str) -> "AsyncDriver":
         """Asks on behalf of a sandbox: what is its own, and nothing else."""
-        from hatchway.client.config import Config
-
-        return self._shared().with_config(Config(URL, None, socket=str(self._control), headers={HEADER: sandbox_id}))
+        return self._shared().with_config(self._config(None, {HEADER: sandbox_id}))
 
     async def reach(self, sandbox_id: str) -> "AsyncSandbox":
         """The handle of a sandbox; `info` has its annotations, and is as old as the handle: `look` asks anew. See `Reach`."""
@@ -95,10 +93,15 @@ class Reaching:
     def _shared(self) -> "AsyncDriver":
         if self._driver is None:
             from hatchway.client.atransport import AsyncDriver
-            from hatchway.client.config import Config
 
-            self._driver = AsyncDriver(Config(URL, None, socket=str(self._control)), TIMEOUT_S)
+            self._driver = AsyncDriver(self._config(None), TIMEOUT_S)
         return self._driver
+
+    def _config(self, key: str | None, headers: Mapping[str, str] | None = None) -> "Config":
+        from hatchway.client.config import Config
+
+        also_ca = None if self._data_ca is None or not self._data_ca.exists() else str(self._data_ca)
+        return Config(URL, key, also_ca=also_ca, socket=str(self._control), headers=headers or {})
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -70,6 +70,8 @@ class E2b(Listener, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Under which ports of sandboxes have names, `PORT-ID.DOMAIN`; with the port that clients use, where that is not 443."""
     secret_file: str | None = None
     """The secret that tokens of sandboxes are derived from, where several wrappers share one; its path is from the settings file's folder on."""
+    data_ca_file: str | None = None
+    """Authorities that the data planes of other nodes are certified by, in PEM, where they are not the system's."""
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -188,7 +190,8 @@ def settings(
     if path is not None:
         _check_domains(path, file)
     # Whoever wants any port for the API wants no certain one for this either, unless he says so.
-    usual_e2b_port = 0 if api_port == 0 else DEFAULT_E2B_PORT
+    port = _first(api_port, file.api.port, DEFAULT_API_PORT)
+    usual_e2b_port = 0 if port == 0 else DEFAULT_E2B_PORT
     return Settings(
         data_dir=data_dir,
         config=path,
@@ -200,7 +203,7 @@ def settings(
         limits=file.limits,
         vmm=file.vmm if vmm is None else msgspec.structs.replace(file.vmm, driver=vmm),
         api_host=api_host or file.api.host,
-        api_port=_first(api_port, file.api.port, DEFAULT_API_PORT),
+        api_port=port,
         api_tls=_tls(path, folder, "api", file.api),
         api_url=file.api.url,
         data_host=data_host or file.data.host,
@@ -214,6 +217,7 @@ def settings(
         e2b_url=file.e2b.url,
         e2b_domain=file.e2b.domain if e2b_domain is None else _domain(e2b_domain),
         e2b_secret=None if file.e2b.secret_file is None else folder / file.e2b.secret_file,
+        e2b_data_ca=None if file.e2b.data_ca_file is None else folder / file.e2b.data_ca_file,
         database_url=database_url or os.environ.get("HATCHWAY_DATABASE_URL") or file.database_url,
         database_password_file=None if file.database_password_file is None else folder / file.database_password_file,
         port_domains=file.port_domains,

@@ -112,6 +112,8 @@ class Settings:
     """Under which ports of E2B's sandboxes have names; a port may stand behind it."""
     e2b_secret: Path | None = None
     """File with the secret that tokens of sandboxes are derived from, for several wrappers to share; None: one of its own."""
+    e2b_data_ca: Path | None = None
+    """File with authorities of other nodes' data planes, beside the system's and the certificate of our own."""
     database_url: str | None = None
     """A PostgreSQL database; None: a file in the data folder."""
     database_password_file: Path | None = None

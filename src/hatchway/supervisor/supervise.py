@@ -210,6 +210,7 @@ class Supervisor:
         # In the order in which one needs another; each waits for what it needs, so that they come up side by side.
         roles = [*gateways.roles(self._settings), self._node_role(data), self._control_role(api)]
         if e2b is not None:
+            wrapper.publish_trusted(self._settings)
             roles.append(wrapper.role(self._settings, e2b, lambda: self._secrets))
         self._roles += roles
         for role in roles:
@@ -424,6 +425,8 @@ class Supervisor:
         """Certificates and secrets are renewed while the service is up; with files that cannot be used it goes on with those that it has."""
         try:
             self._take_secrets()
+            if self._settings.e2b:
+                wrapper.publish_trusted(self._settings)
         except HatchwayError as error:
             self._report({"event": "progress", "phase": "reload", "message": str(error)})
 
@@ -471,6 +474,7 @@ class Supervisor:
             "roles.json",
             supervision.NAME,
             behalf.SOCKET,
+            wrapper.DATA_CA,
             *gateways.files(self._settings),
         )
         for name in names:

@@ -6,11 +6,13 @@ import ssl
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from hatchway.domain.errors import Unprocessable
 from hatchway.supervisor import folder
 from hatchway.supervisor.roles import Role
 from hatchway.supervisor.secrets import Secrets
 from hatchway.supervisor.settings import Settings
 from hatchway.wire import behalf
+from hatchway.wire.small_files import replace_file
 
 HEALTHY = 204
 PROBE_WITHIN_S = 5.0
@@ -34,6 +36,33 @@ def probe(url: str) -> int:
         connection.close()
 
 
+DATA_CA = "e2b-data-ca.pem"
+"""In the run folder: what the wrapper trusts data planes by."""
+
+
+def publish_trusted(settings: Settings) -> None:
+    """Puts the certificate of our data plane, and authorities of others', where the wrapper can read them; the files may be closed to its user.
+
+    Raises `Unprocessable("ca_unusable")`.
+    """
+    files = [] if settings.data_tls is None else [settings.data_tls.certificate]
+    files += [] if settings.e2b_data_ca is None else [settings.e2b_data_ca]
+    texts = []
+    for file in files:
+        try:
+            text = file.read_text(encoding="ascii")
+            ssl.create_default_context(cadata=text)
+        except (OSError, ValueError, ssl.SSLError) as error:
+            raise Unprocessable(
+                "ca_unusable", f"{file} holds no certificates: {error}", "`data_ca_file` in [e2b] names a file in PEM."
+            ) from None
+        texts.append(text)
+    if texts:
+        replace_file(settings.run / DATA_CA, "\n".join(texts).encode(), mode=0o644, durable=False)
+    else:
+        (settings.run / DATA_CA).unlink(missing_ok=True)
+
+
 def control_socket(settings: Settings) -> socket.socket:
     """What the control plane listens on for the wrapper alone."""
     return folder.listen_unix(settings.run / behalf.SOCKET, socket.SOCK_STREAM, settings.identity.e2b)
@@ -49,6 +78,7 @@ def role(settings: Settings, listener: socket.socket, secrets: Callable[[], Secr
         config = E2bConfig(
             folder=settings.e2b_folder,
             control=settings.run / behalf.SOCKET,
+            data_ca=settings.run / DATA_CA,
             secret=now.secret_of_e2b(settings),
             domain=settings.e2b_domain,
         )

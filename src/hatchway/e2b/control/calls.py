@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 MAX_BODY = 1024 * 1024
 BODY_WITHIN_S = 30.0
-WITHIN_S = 50.0
+WITHIN_S = 55.0
 """How long a request may take in all: SDKs wait 60 s for an answer."""
 
 _background: set[asyncio.Task[Any]] = set()
