@@ -38,6 +38,25 @@ def test_what_a_request_is_for(headers: dict[str, str], expected: Target | None)
 
 
 @pytest.mark.parametrize(
+    ("headers", "path", "expected"),
+    [
+        ({"x-api-key": "e2b_00"}, f"/sandboxes/{ID}/connect", True),
+        ({"x-api-key": "e2b_00"}, "/filesystem.Filesystem/WatchDir", False),
+        ({}, f"/sandboxes/{ID}/connect", False),
+        ({"x-api-key": "e2b_00", "host": f"49983-{ID}.sandboxes.example"}, f"/sandboxes/{ID}/connect", False),
+        ({"x-api-key": "e2b_00", "e2b-sandbox-port": "8000"}, f"/sandboxes/{ID}/connect", False),
+    ],
+)
+def test_an_sdk_names_the_sandbox_that_it_connects_to_over_the_api(
+    headers: dict[str, str], path: str, expected: bool
+) -> None:
+    sent = {"e2b-sandbox-id": ID, "e2b-sandbox-port": "49983", **headers}
+    found = origin.target(sent)
+    assert found is not None
+    assert origin.is_for_api(found, path, sent) == expected
+
+
+@pytest.mark.parametrize(
     ("headers", "message"),
     [
         ({"e2b-sandbox-id": ID}, "missing header: E2b-Sandbox-Port"),

@@ -56,7 +56,7 @@ class App:
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = first_of_each(scope["headers"])
         target = self._target(headers)
-        if target is None:
+        if target is None or origin.is_for_api(target, scope["path"], headers):
             await self._api(scope, receive, send)
             return
         scope.setdefault("state", {})[TARGET] = target

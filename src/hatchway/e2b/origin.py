@@ -13,6 +13,7 @@ from hatchway.e2b.errors import E2bError
 
 SANDBOX_ID = "e2b-sandbox-id"
 SANDBOX_PORT = "e2b-sandbox-port"
+API_KEY = "x-api-key"
 API, SHARED = "api", "sandbox"
 """Labels under a domain of ours."""
 ENVD_PORT = 49983
@@ -58,6 +59,14 @@ def target(headers: Mapping[str, str], domains: tuple[str, ...] = ()) -> Target 
         missing = "E2b-Sandbox-Id" if sandbox_id is None else "E2b-Sandbox-Port"
         raise E2bError(400, f"missing header: {missing}")
     return Target(plain_id(sandbox_id), _port(port), by_host=False)
+
+
+def is_for_api(target: Target, path: str, headers: Mapping[str, str]) -> bool:
+    """Whether a request that names a sandbox is for the API all the same: SDKs of the generation of 2.20 name it so, beside their key, when they
+    connect to it. The agent has nothing at these paths."""
+    return (
+        target.envd and not target.by_host and API_KEY in headers and path.startswith(("/sandboxes/", "/v2/sandboxes/"))
+    )
 
 
 def _name(host: str) -> str:
