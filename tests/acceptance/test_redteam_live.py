@@ -12,12 +12,20 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 ONLY = (
     "D01.tls",
     "T02.host-alone",
+    "T06.other-case",
     "N06.loopback-by-hand",
     "H28.dots",
     "H29.nominated",
+    "H33.anew",
+    "H41.two-answers",
     "A02.parameter-api-token",
     "C02.query",
+    "C17.delete",
+    "G15.path",
+    "G20.to-metadata",
+    "G26.aws",
     "E01.path",
+    "E10.other-ports",
 )
 
 

@@ -414,6 +414,59 @@ async def test_java(ground: Ground, guest: Guest) -> None:
     assert b"secret" not in site.arrived
 
 
+GO = """
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+)
+
+func main() {
+	for _, url := range os.Args[1:] {
+		answer, err := http.Get(url)
+		if err != nil {
+			fmt.Println("failed", err)
+			continue
+		}
+		body, _ := io.ReadAll(answer.Body)
+		fmt.Printf("%s %d %q\\n", answer.Proto, answer.StatusCode, body)
+	}
+}
+"""
+
+
+async def test_go(ground: Ground, guest: Guest, tmp_path: Path) -> None:
+    """Go has a TLS and an HTTP/2 of its own, and takes its trust from SSL_CERT_FILE."""
+    need("go")
+    site = await site_of(ground, hello)
+    ground.open(spec(rule("index", "index.example", **READ_ONLY)))
+    source, program = tmp_path / "ask.go", guest.home / "ask"
+    source.write_text(GO)
+    # Built outside of the guest's network: with its own network stack, as most programs are.
+    settings = {"CGO_ENABLED": "0", "GOCACHE": str(tmp_path / "cache"), "GOPATH": str(tmp_path / "path"), "GO111MODULE": "off", "GOTOOLCHAIN": "local"}  # fmt: skip
+    build = ["go", "build", "-o", str(program), str(source)]
+    await asyncio.to_thread(
+        subprocess.run, build, check=True, capture_output=True, env={**os.environ, **settings}, cwd=tmp_path
+    )
+    said = await guest.run(
+        str(program), "https://index.example/ok", "https://index.example/secret", "https://denied.example/ok"
+    )
+    fine, denied, unknown = said.strip().split("\n")
+    assert fine.startswith('HTTP/2.0 200 "hello GET /ok')
+    assert denied.startswith("HTTP/2.0 403 ")
+    assert "path_not_allowed" in denied
+    assert unknown.startswith("failed ")
+    assert "denied.example" in unknown
+    said = await guest.run(str(program), "https://index.example/ok", GODEBUG="http2client=0")
+    assert said.startswith('HTTP/1.1 200 "hello GET /ok')
+    said = await guest.run(str(program), "https://index.example/ok", SSL_CERT_FILE="/nonexistent", SSL_CERT_DIR="/nonexistent")  # fmt: skip
+    assert "certificate" in said, "it is the authority that makes it work, and nothing else"
+    assert b"secret" not in site.arrived
+
+
 WEBSOCKET = """
 import asyncio, ssl, websockets
 async def main():

@@ -1,9 +1,12 @@
 """The red team's own means: its attacks arrive where nothing is defended, its oracle counts what arrives, and nothing of its ground stays."""
 
 import os
+import re
 import socket
 import subprocess
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +126,13 @@ def test_there_are_attacks_of_every_class_and_each_has_a_name_of_its_own() -> No
     assert [one.id for one in chosen("H08.chunked-cl")] == ["H08.chunked-cl"]
     assert {one.row for one in chosen("H08.chunked-cl, D01")} == {"H08", "D01"}
     assert chosen("nothing") == ()
+
+
+def test_the_rows_in_the_documentation_are_those_that_there_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "redteam.md").read_text()
+    rows = Counter(one.row for one in ATTACKS)
+    told = dict(re.findall(r"\b([A-Z]\d\d) (\d+)(?=,| \|)", text))
+    assert {row: int(number) for row, number in told.items()} == dict(rows)
 
 
 def test_a_marker_counts_in_any_case_and_in_two_pieces() -> None:

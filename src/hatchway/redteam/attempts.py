@@ -1,6 +1,8 @@
 """Attempts: an attack in a condition, with a marker of its own, and what came of it."""
 
+import io
 import json
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,8 @@ from hatchway.redteam.attacks import Attack
 from hatchway.redteam.marks import Oracle, new_mark
 
 BLOCKED, BYPASS, INVALID = "blocked", "bypass", "invalid"
-GUEST_PROGRAM = Path(__file__).with_name("guest.py")
+_GUEST = Path(__file__).with_name("guest")
+_MAIN = "from guest.attempts import main\nmain()\n"
 
 
 @dataclass
@@ -38,6 +41,16 @@ class Attempt:
         if self.why:
             told["why"] = self.why
         return told
+
+
+def guest_program() -> bytes:
+    """The program that makes attempts in a guest: one file, which Python runs as it is."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("__main__.py", _MAIN)
+        for module in sorted(_GUEST.glob("*.py")):
+            archive.writestr(f"guest/{module.name}", module.read_bytes())
+    return packed.getvalue()
 
 
 def given(facts: dict[str, object], attempts: Iterable[Attempt]) -> bytes:

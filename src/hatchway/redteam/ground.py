@@ -11,6 +11,7 @@ import ipaddress
 import itertools
 import os
 import random
+import re
 import secrets
 import socket
 import ssl
@@ -36,17 +37,31 @@ from hatchway.redteam.marks import Oracle, Tail
 T = TypeVar("T")
 
 NAMES = {"index.test": 10, "files.test": 10, "api.test": 10, "other.test": 10, "clear.test": 11, "git.test": 12,
+         "fine.wild.test": 15, "denied.wild.test": 15, "projects.wild.test": 15,
          "evil.test": 66, "private.test": 80, "tenant.test": 81}  # fmt: skip
 """Names of the sites, and the last number of their address. `index`, `files`, `api` and `other` are on one address."""
 PORTS = (22, 25, 80, 443, 853, 3306, 5432, 8080, 8443, 9090, 15001, 15053)
 METADATA = "169.254.169.254"
 NOBODYS = ("203.0.113.0/24", "198.51.100.0/24", f"{METADATA}/32", "100.100.100.200/32", "168.63.129.16/32")
 """Addresses where no site of anybody's is, and those of metadata services: no gateway has business there."""
+_REBOUND = {"loopback": "127.0.0.1", "aws": METADATA, "alibaba": "100.100.100.200", "azure": "168.63.129.16", "slot": "10.200.0.1", "nobody": "0.0.0.0",
+            "group": "224.0.0.1", "mapped": "::ffff:127.0.0.1", "embedded": "64:ff9b::7f00:1", "local": "169.254.1.1"}  # fmt: skip
+"""Where names are that a rule allows and that no rule may lead to, beside addresses of this host and a private one."""
+_STORIES = {
+    b"redirect": b"HTTP/1.1 302 Found\r\nLocation: https://evil.test/%s\r\nContent-Length: 0\r\n\r\n",
+    b"alternative": b'HTTP/1.1 200 OK\r\nAlt-Svc: h3="203.0.113.66:443"; ma=9\r\nX: %s\r\nContent-Length: 0\r\n\r\n',
+    b"unasked": b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\nX: %s\r\n\r\n",
+    b"interim": b"HTTP/1.1 103 Early Hints\r\nX: %s\r\n\r\n" * 200 + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    b"twice": b"HTTP/1.1 200 OK\r\nX: %s\r\nContent-Length: 0\r\n\r\nHTTP/1.1 101 Switching Protocols\r\n\r\n",
+}
+"""What sites answer to requests that ask for it; `%s` is the marker, which the request spells backwards."""
+_STORY = re.compile(rb"/simple/(\w+)/(z[0-9a-f]{12}xh) ")
 GUEST, GATEWAY = "10.200.0.2", "10.200.0.1"
 GUEST6, GATEWAY6 = "fd00:200::2", "fd00:200::1"
 QUIET_S = 0.5
 BACKLOG = 128
 
+_ALLOW_CLIENT_RENEGOTIATION = 1 << 8
 _CLONE_NEWNET = 0x40000000
 _ETH_P_ALL = 3
 _IP_PKTINFO = 8
@@ -108,6 +123,17 @@ class Ground:
         """The addresses of the sites."""
         return {name: f"{self.net}.{number}" for name, number in NAMES.items()}
 
+    @property
+    def rebound(self) -> dict[str, str]:
+        """Addresses of the names that no rule may lead to."""
+        found = {**_REBOUND, "here": self.own_addresses()[-1], "private": self.zone["private.test"]}
+        return {f"{name}.rebound.test": address for name, address in found.items()}
+
+    @property
+    def rebound_api(self) -> dict[str, str]:
+        """The same, of names that a credential is for."""
+        return {"api-loopback.test": "127.0.0.1", "api-metadata.test": METADATA, "api-here.test": self.own_addresses()[-1]}  # fmt: skip
+
     def facts(self) -> dict[str, object]:
         """What an attacker who knows the ground knows."""
         return {
@@ -119,6 +145,8 @@ class Ground:
             "abstract": self.abstract,
             "run": self.run,
             "devices": [str(self.honey)] if self.naive else [],
+            "vsock_port": self.port,
+            **self.undefended,
         }
 
     def own_addresses(self) -> list[str]:
@@ -140,7 +168,8 @@ class Ground:
 
     def _make(self, users: frozenset[int]) -> None:
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hatchway-redteam-")))
-        self.honey = self.folder / "honeytoken"
+        self.honey = self.folder / "secret" / "honeytoken"
+        self.honey.parent.mkdir()
         self.honey.write_text(self.token)
         self.net = _free_network()
         self.authority = _Authority(self.folder)
@@ -202,14 +231,17 @@ class Ground:
             sock.listen()
             return sock
 
+        self.undefended: dict[str, str] = {}
         if self.naive:
             self.port = random.randrange(40_000, 60_000)
             self._accept(within(self._guest, abstract), "a socket of this host", None)
+            self._play_the_monitor()
             return
         self._accept(abstract(), "a socket of this host", None)
         sock = socket.create_server(("", 0), backlog=BACKLOG)
         self.port = sock.getsockname()[1]
         self._accept(sock, "this host", None)
+        self._listen_past_the_network()
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.bind(("", self.port))
         self._loop(datagrams, lambda one: self.oracle.note("this host", one.recv(65536)))
@@ -218,6 +250,22 @@ class Ground:
         for _, interface in socket.if_nameindex():
             if interface != "lo":
                 self._sniff(interface, f"the interface {interface}", ())
+
+    def _play_the_monitor(self) -> None:
+        """A socket of the monitor's, as a guest would reach it of one that lets it."""
+        monitor = socket.socket(socket.AF_UNIX)
+        monitor.bind(str(self.folder / "monitor"))
+        monitor.listen(BACKLOG)
+        self._accept(monitor, "a socket of the monitor", None)
+        self.undefended["monitor"] = str(self.folder / "monitor")
+
+    def _listen_past_the_network(self) -> None:
+        """For what guests send to their host by AF_VSOCK, where this kernel has it."""
+        with contextlib.suppress(OSError, AttributeError):
+            sock = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+            sock.bind((socket.VMADDR_CID_ANY, self.port))
+            sock.listen()
+            self._accept(sock, "this host, past the network", None)
 
     def _sniff(self, interface: str, where: str, only: tuple[tuple[int, int, int, int], ...]) -> None:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
@@ -303,8 +351,7 @@ class Ground:
                 stream = secured
             while data := stream.recv(65536):
                 tail.note(data)
-                ends = max(1, data.count(b"\r\n\r\n"))
-                stream.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes" * ends)
+                stream.sendall(_reply(data))
 
     def _loop(self, sock: socket.socket, step: Callable[[socket.socket], None]) -> None:
         sock.settimeout(QUIET_S)
@@ -367,6 +414,15 @@ def within(namespace: str, call: Callable[[], T]) -> T:
         return ending.submit(work).result()
 
 
+def _reply(data: bytes) -> bytes:
+    """What a site answers."""
+    if story := _STORY.search(data):
+        told = _STORIES.get(story[1])
+        if told is not None:
+            return told.replace(b"%s", story[2][::-1])
+    return b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes" * max(1, data.count(b"\r\n\r\n"))
+
+
 def _answer(data: bytes, zone: dict[str, str]) -> bytes:
     """An answer to the first question of a packet; every name is somewhere."""
     at, labels = 12, []
@@ -418,6 +474,7 @@ class _Authority:
         )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(path)
+        context.options |= _ALLOW_CLIENT_RENEGOTIATION
         return context
 
     def _certificate(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hatchway.redteam.attacks import Attack
-from hatchway.redteam.attempts import BYPASS, GUEST_PROGRAM, Attempt, given, judge
+from hatchway.redteam.attempts import BYPASS, Attempt, given, guest_program, judge
 from hatchway.redteam.ground import Ground, standing
 
 AT_A_TIME = 40
@@ -23,6 +23,7 @@ def prove(attacks: Sequence[Attack], progress: Callable[[str], None]) -> list[At
     """Makes an attempt of each attack. One whose verdict is not `bypass` is hollow. Raises `OSError` where there can be no namespaces."""
     done: list[Attempt] = []
     with standing(naive=True) as ground:
+        (ground.folder / "attacks.pyz").write_bytes(guest_program())
         for at in range(0, len(attacks), AT_A_TIME):
             progress(f"{at} of {len(attacks)}")
             done += _batch(ground, attacks[at : at + AT_A_TIME])
@@ -35,7 +36,7 @@ def prove(attacks: Sequence[Attack], progress: Callable[[str], None]) -> list[At
 def _batch(ground: Ground, attacks: Sequence[Attack]) -> list[Attempt]:
     attempts = [Attempt(one, NAIVE) for one in attacks]
     program = subprocess.run(
-        ground.guest_command(sys.executable, "-I", str(GUEST_PROGRAM)),
+        ground.guest_command(sys.executable, "-I", str(ground.folder / "attacks.pyz")),
         input=given(ground.facts(), attempts),
         capture_output=True,
         check=False,

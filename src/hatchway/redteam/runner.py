@@ -10,7 +10,7 @@ from typing import Any
 from hatchway.client import Hatchway, HatchwayError, Sandbox
 from hatchway.redteam.attacks import Attack
 from hatchway.redteam.attacks.attack import BLOCKED, CONDITIONS
-from hatchway.redteam.attempts import BYPASS, GUEST_PROGRAM, INVALID, Attempt, given, judge
+from hatchway.redteam.attempts import BYPASS, INVALID, Attempt, given, guest_program, judge
 from hatchway.redteam.ground import Ground, standing
 from hatchway.redteam.marks import new_mark
 
@@ -19,7 +19,7 @@ BATCH_WITHIN_S = 600.0
 SETTLE_S = 1.0
 """What left is at a server within this time."""
 MEMORY_MIB = 256
-PROGRAM = "/root/attacks.py"
+PROGRAM = "/root/attacks.pyz"
 
 _ALLOWED = Attack(
     "C00.allowed",
@@ -65,9 +65,11 @@ def attack(
 def _settings(hatchway: Hatchway, ground: Ground) -> Iterator[str]:
     """A policy of the project that lends the sites' network to policies of sandboxes, and a credential; both end with the run."""
     name, secret = f"redteam-{ground.run}", new_mark()
-    hatchway.policies.put(name, {"version": 1, "private_networks": [f"{ground.net}.0/24"]}, tier="project")
+    never = {"id": "never", "to": {"hosts": ["projects.wild.test"]}, "action": "deny"}
+    policy = {"version": 1, "private_networks": [f"{ground.net}.0/24"], "rules": [never]}
+    hatchway.policies.put(name, policy, tier="project")
     try:
-        hatchway.credentials.put(name, [SECRETS_SITE], value=secret)
+        hatchway.credentials.put(name, [SECRETS_SITE, *ground.rebound_api], value=secret)
         try:
             yield secret
         finally:
@@ -94,7 +96,12 @@ class _Condition:
     """One condition's sandbox, which is made anew when an attack broke it."""
 
     def __init__(
-        self, hatchway: Hatchway, ground: Ground, condition: str, secret: str, progress: Callable[[str], None]
+        self,
+        hatchway: Hatchway,
+        ground: Ground,
+        condition: str,
+        secret: str,
+        progress: Callable[[str], None],
     ) -> None:
         self._hatchway = hatchway
         self._ground = ground
@@ -208,7 +215,7 @@ class _Condition:
 
     def _new(self) -> Sandbox:
         sandbox = self._hatchway.sandboxes.create(memory_mib=MEMORY_MIB, policy=self._policy(), timeout=300)
-        sandbox.files.write(PROGRAM, GUEST_PROGRAM.read_bytes(), user="root")
+        sandbox.files.write(PROGRAM, guest_program(), user="root")
         return sandbox
 
     def _leave(self) -> None:
@@ -238,6 +245,12 @@ class _Condition:
             },
             {"id": "clear", "to": {"hosts": ["clear.test"]}, "http": {"allow": read}, "tls": {"mode": "none"}},
             {
+                "id": "wild",
+                "to": {"hosts": ["*.wild.test"]},
+                "http": {"allow": read, "deny": [{"paths": ["/simple/private/**"]}]},
+                "tls": {"mode": "none"},
+            },
+            {
                 "id": "git",
                 "to": {"hosts": ["git.test"]},
                 "protocol": "git",
@@ -247,15 +260,35 @@ class _Condition:
         ]
         return {
             "version": 1,
-            "dns": {"records": {name: [address] for name, address in self._ground.zone.items()}},
-            "rules": [{**one, "resolve": private} for one in rules],
+            "dns": {
+                "records": {name: [at] for name, at in (self._ground.zone | self._ground.rebound).items()},
+            },
+            "rules": [
+                *({**one, "resolve": private} for one in rules),
+                {"id": "never", "to": {"hosts": ["denied.wild.test"]}, "action": "deny"},
+                {
+                    "id": "rebound",
+                    "to": {"hosts": ["*.rebound.test"]},
+                    "ports": [80, self._ground.port],
+                    "http": {"allow": read},
+                    "tls": {"mode": "none"},
+                },
+            ],
         }
 
     def _secrets_policy(self) -> dict[str, Any]:
+        records = {name: [address] for name, address in self._ground.rebound_api.items()}
         return {
             "version": 1,
-            "dns": {"records": {SECRETS_SITE: [self._ground.zone[SECRETS_SITE]]}},
+            "dns": {"records": {SECRETS_SITE: [self._ground.zone[SECRETS_SITE]]} | records},
             "rules": [
+                {
+                    "id": "rebound",
+                    "to": {"hosts": list(self._ground.rebound_api)},
+                    "http": {"allow": [{"methods": ["GET"], "paths": ["/v1/**"]}]},
+                    "tls": {"upstream_ca": [self._ground.authority.pem]},
+                    "credentials": ["token"],
+                },
                 {
                     "id": "api",
                     "to": {"hosts": [SECRETS_SITE]},
@@ -263,7 +296,7 @@ class _Condition:
                     "tls": {"upstream_ca": [self._ground.authority.pem]},
                     "resolve": {"private": "allow"},
                     "credentials": ["token"],
-                }
+                },
             ],
             "credentials": [
                 {

@@ -4,7 +4,16 @@ Ids are those of the catalogue (N link and network, D names, T TLS, H HTTP, A al
 In a script, M is the attempt's marker and B the same as octets: it stands where nothing may arrive, never in what the policy allows.
 """
 
-from hatchway.redteam.attacks import escape, gateway, http, http2, link, names, services, tls
+from hatchway.redteam.attacks import (
+    escape,
+    gateway,
+    http,
+    http2,
+    link,
+    names,
+    services,
+    tls,
+)
 from hatchway.redteam.attacks.attack import CLASSES, CONDITIONS, Attack
 
 __all__ = ["ATTACKS", "CLASSES", "CONDITIONS", "Attack", "chosen"]

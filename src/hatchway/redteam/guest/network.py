@@ -1,41 +1,23 @@
-"""Runs attacks as root of a guest. It is read by the suite and written into the sandbox: standard library alone, nothing of ours.
-
-Standard input is one JSON object: `facts` about the ground, and `attempts` with a script and a marker each. Every attempt is a process of
-its own with a deadline; what it tried, and what went wrong with it, is printed as one JSON object each.
-"""
+"""Names, connections, TLS, HTTP/2 and frames, written by hand where a library would refuse."""
 
 import contextlib
-import ctypes
-import errno
 import fcntl
-import glob
-import json
 import os
 import random
-import re
-import signal
 import socket
 import ssl
 import struct
-import sys
-import tempfile
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 40
-AT_ONCE = 6
+from .notes import facts, tried
+
 QUIET_S = 3.0
 """How long an attempt waits for an answer: what is dropped is not answered at all."""
-CANNOT = {errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENODEV}
-"""Errors that say that an attempt could not be made. EACCES is what a broadcast without its option gets."""
 ME, GATEWAY = "10.200.0.2", "10.200.0.1"
-
-facts: dict[str, Any] = {}
-tried: list[str] = []
-said: list[str] = []
-
 
 # -- names and connections
 
@@ -154,6 +136,29 @@ def _answer(sock: socket.socket) -> bytes:
 def site(name: str, data: bytes | list[bytes], **more: Any) -> bytes:
     """Sends to a site over TLS, as its clients do."""
     return tls(addr(name), data, more.pop("sni", name), **more)
+
+
+def anew(where: str, name: str, data: bytes) -> None:
+    """A connection of old TLS that is negotiated anew before the data. Raises `LookupError` where there is no program for it."""
+    tried.append(f"negotiate anew {where}")
+    try:
+        program = subprocess.Popen(
+            ["openssl", "s_client", "-tls1_2", "-connect", f"{where}:443", "-servername", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except FileNotFoundError as error:
+        raise LookupError("there is no openssl") from error
+    assert program.stdin is not None
+    with contextlib.suppress(OSError):
+        for piece in (b"GET /simple/ HTTP/1.1\r\nHost: " + name.encode() + b"\r\n\r\n", b"R\n", data):
+            time.sleep(QUIET_S)
+            program.stdin.write(piece)
+            program.stdin.flush()
+        time.sleep(QUIET_S)
+    program.kill()
+    program.wait()
 
 
 # -- ClientHello
@@ -351,145 +356,3 @@ def another_address(address: str) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):
                 set_to("0.0.0.0")
-
-
-# -- the host
-
-
-def look(path: str) -> None:
-    """Reads a file, if it is there, and says what is in it."""
-    tried.append(f"open {path}")
-    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
-        said.append(file.read(4096).decode("latin-1"))
-
-
-def scan(path: str, what: bytes, most: int = 64 << 20) -> None:
-    """Looks through a device or a file for octets, and says what stands there."""
-    tried.append(f"scan {path}")
-    with contextlib.suppress(OSError, ValueError), open(path, "rb", buffering=0) as file:
-        kept, left = b"", most
-        while left > 0 and (data := file.read(1 << 20)):
-            left -= len(data)
-            if (at := (kept + data).find(what)) >= 0:
-                said.append((kept + data)[at : at + 200].decode("latin-1"))
-                return
-            kept = data[-200:]
-
-
-def scan_all(patterns: list[str]) -> None:
-    """Looks through devices for the token of the host, or for what it begins with; where none is there, that is what was tried."""
-    tried.append(" ".join(patterns))
-    for pattern in facts.get("devices") or patterns:
-        for path in sorted(glob.glob(pattern))[:40]:
-            scan(path, b"honey-" + str(facts["run"]).encode(), 16 << 20)
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_below = ""
-
-
-def mounted(source: str, kind: str, flags: int) -> None:
-    """Mounts something, in a namespace of mounts that ends with the attempt."""
-    global _below  # one process makes one attempt
-    tried.append(f"mount {source}")
-    _below = tempfile.mkdtemp()
-    _libc.unshare(0x20000)
-    _libc.mount(b"none", b"/", None, 0x44000, None)
-    _libc.mount(source.encode(), _below.encode(), kind.encode() or None, flags, None)
-
-
-def look_below(path: str) -> None:
-    """Reads a file of the folder that was mounted."""
-    look(f"{_below}/{os.path.basename(path)}")
-
-
-def by_handle(path: str) -> None:
-    """Opens a file past its folders, by what its file system calls it: that of the path, else the first ones that there are."""
-    tried.append(f"handle {path}")
-    handle = ctypes.create_string_buffer(136)
-    struct.pack_into("Ii", handle, 0, 128, 0)
-    at = ctypes.c_int()
-    known = _libc.name_to_handle_at(-100, path.encode(), handle, ctypes.byref(at), 0) == 0
-    root = os.open(os.path.dirname(path) if known else "/", os.O_RDONLY)
-    for number in range(1) if known else range(2, 2000):
-        if not known:
-            struct.pack_into("IiII", handle, 0, 8, 1, number, 0)
-        fd = _libc.open_by_handle_at(root, handle, os.O_RDONLY | os.O_NONBLOCK)
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                said.append(os.read(fd, 200).decode("latin-1"))
-            os.close(fd)
-    os.close(root)
-
-
-# -- attempts
-
-
-def _attempt(script: str, mark: str) -> dict[str, Any]:
-    signal.alarm(DEADLINE_S)
-    why = ""
-    try:
-        exec(compile(script, "attack", "exec"), {**globals(), "M": mark, "B": mark.encode()})
-    except (ssl.SSLError, TimeoutError, EOFError):
-        pass
-    except OSError as error:
-        if error.errno in CANNOT:
-            why = repr(error)
-    except (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError) as error:
-        why = repr(error)
-    if not tried:
-        why = why or "nothing was tried"
-    return {"tried": tried, "said": said, "why": why}
-
-
-def _child(attempt: dict[str, Any], path: str) -> None:
-    def late(*_: object) -> None:
-        Path(path).write_text(json.dumps({"tried": tried, "said": said, "why": "" if tried else "it took too long"}))
-        os._exit(0)
-
-    signal.signal(signal.SIGALRM, late)
-    try:
-        found = _attempt(attempt["script"], attempt["mark"])
-        signal.alarm(0)
-        Path(path).write_text(json.dumps(found))
-    finally:
-        os._exit(0)  # whatever it died of: the loop that made it is another process's
-
-
-def listen() -> None:
-    """Prints each marker that is in a frame of this machine's, until it is ended. It begins with one of its own, which shows that it hears."""
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as sock:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
-            own.sendto(sys.argv[2].encode(), (GATEWAY, 9))
-        while True:
-            for found in re.findall(rb"hx[0-9a-f]{12}z", sock.recv(65536).lower()):
-                print(found.decode(), flush=True)
-
-
-def main() -> None:
-    """Runs all attempts, `AT_ONCE` at a time."""
-    if sys.argv[1:2] == ["listen"]:
-        listen()
-    given = json.load(sys.stdin)
-    facts.update(given["facts"])
-    with tempfile.TemporaryDirectory() as folder:
-        running: dict[int, str] = {}
-        waiting = list(enumerate(given["attempts"]))
-        while waiting or running:
-            while waiting and len(running) < AT_ONCE:
-                number, attempt = waiting.pop(0)
-                path = f"{folder}/{number}"
-                if not (pid := os.fork()):
-                    _child(attempt, path)
-                running[pid] = f"{attempt['mark']} {path}"
-            pid, _ = os.wait()
-            mark, _, path = running.pop(pid, " ").partition(" ")
-            try:
-                found = json.loads(Path(path).read_text())
-            except (OSError, ValueError):
-                found = {"tried": [], "said": [], "why": "its process died"}
-            print(json.dumps({"mark": mark, **found}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
