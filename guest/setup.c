@@ -64,7 +64,7 @@ struct identity_file {
     int fd;           /* what the processes see, or -1 */
     int disk_fd;      /* what lies under it, on the disk, or -1 */
     char *page;       /* its first page, mapped, or NULL */
-    char last[IDENTITY_PAGE]; /* what we wrote last, zeros behind it */
+    _Alignas(8) char last[IDENTITY_PAGE]; /* what we wrote last, zeros behind it */
     size_t length;
 };
 
@@ -99,10 +99,21 @@ static void touch_nothing(void)
     touched = NULL;
 }
 
+/* By words: the library's memcmp goes octet by octet, eight times as many instructions to translate and emulate. */
+static bool same_page(const char *page, const char *last)
+{
+    typedef uint64_t __attribute__((may_alias)) word;
+    const word *left = (const word *)page, *right = (const word *)last;
+    for (size_t i = 0; i < IDENTITY_PAGE / sizeof *left; i++)
+        if (left[i] != right[i])
+            return false;
+    return true;
+}
+
 /* Not inlined: no variable of its caller may live across what a jump back comes to. */
 __attribute__((noinline)) static bool overwrite(struct identity_file *file, const char *text, size_t length)
 {
-    bool ours = memcmp(file->page, file->last, sizeof file->last) == 0;
+    bool ours = same_page(file->page, file->last);
     if (ours) {
         memcpy(file->page, text, length);
         memcpy(file->last, text, length);

@@ -10,7 +10,7 @@ import pytest
 from images_harness import Result, build, cache, seed, site
 
 from hatchway.domain.shapes import DEFAULT_DISK_MIB, Shape
-from hatchway.node.images import files
+from hatchway.node.images import files, warm
 from hatchway.node.images.bake import Baker
 from hatchway.node.images.bakes import Bakes
 from hatchway.node.images.store import Images, Release
@@ -69,6 +69,8 @@ class Seen:
     bake_verified: bool
     baked_disk_mib: int
     bake_modes: set[int]
+    host_keys: bool
+    host_keys_seen: str
     left_in_work: list[str]
     left_vms: int
 
@@ -102,6 +104,8 @@ async def _see(release: Release) -> Seen:
             restored["grown"] = await guest.run(
                 "df -m --output=size / | tail -1; dd if=/dev/zero of=f bs=1M count=8 conv=fsync"
             )
+            await guest.run("mkdir -p /etc/ssh && touch /etc/ssh/ssh_host_ed25519_key", "root")
+            host_keys_seen = await warm._run(guest.link, 9_001, *warm._HOST_KEYS)
         return Seen(
             release=release,
             inside=inside,
@@ -110,6 +114,8 @@ async def _see(release: Release) -> Seen:
             bake_verified=Bakes(folder).verify(baked),
             baked_disk_mib=baked.shape.disk_mib,
             bake_modes={path.stat().st_mode & 0o777 for path in baked.folder.iterdir()},
+            host_keys=baked.host_keys,
+            host_keys_seen=host_keys_seen,
             left_in_work=[path.name for path in (folder / ".work").iterdir()],
             left_vms=len(await here.launcher.list_vms()),
         )
@@ -130,6 +136,11 @@ def test_nothing_of_the_build_host_is_in_it(seen: Seen) -> None:
     assert sources
     assert not [line for line in lines if "99mmdebstrap" in line or "proxy" in line.lower() or line.endswith("lock")]
     assert seen.leftovers.code == 2, "no mcp-gateway"
+
+
+def test_host_keys_are_looked_for_once(seen: Seen) -> None:
+    assert not seen.host_keys
+    assert seen.host_keys_seen == "/etc/ssh/ssh_host_ed25519_key\n"
 
 
 def test_a_restored_guest_works_and_grows(seen: Seen) -> None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_images_store import publish
 
@@ -92,12 +93,14 @@ class QuickBaker(Baker):
 
     gate: asyncio.Event
     job_error: Exception | None = None
+    host_keys = False
 
-    async def _first_jobs(self, vm: object, report: Callable[..., None]) -> None:
+    async def _first_jobs(self, vm: object, report: Callable[..., None]) -> bool:
         report("first_job")
         await self.gate.wait()
         if self.job_error is not None:
             raise self.job_error
+        return self.host_keys
 
 
 @pytest.fixture
@@ -308,6 +311,33 @@ def fill(bakes: Bakes, key: str, size: int, used: float) -> None:
     for name in ("memory", "state", "upper.qcow2"):
         (made / name).write_bytes(os.urandom(size if name == "memory" else 10))
     os.utime(bakes.publish(key, made, template="t", vmm="v", shape=SMALL).folder, (used, used))
+
+
+@pytest.mark.parametrize("host_keys", [False, True])
+async def test_a_bake_says_whether_there_are_host_keys_on_its_disk(
+    baker: QuickBaker, tmp_path: Path, release: Release, host_keys: bool
+) -> None:
+    baker.host_keys = host_keys
+    baker.gate.set()
+    baked = await baker.baked(release, SMALL)
+    assert baked.host_keys is host_keys
+    found = Bakes(tmp_path / "baked").find(baked.key)
+    assert found is not None
+    assert found.host_keys is host_keys
+
+
+def test_a_bake_that_does_not_say_may_have_host_keys(tmp_path: Path) -> None:
+    bakes = Bakes(tmp_path / "baked")
+    bakes.prepare()
+    fill(bakes, "a", 10, 0.0)
+    manifest = bakes.folder / "a" / "bake.json"
+    said = msgspec.json.decode(manifest.read_bytes())
+    del said["host_keys"]
+    manifest.chmod(0o644)
+    manifest.write_bytes(msgspec.json.encode(said))
+    found = bakes.find("a")
+    assert found is not None
+    assert found.host_keys
 
 
 def present(bakes: Bakes) -> set[str]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from functools import partial
 
 from hatchway.domain.errors import Gone
 from hatchway.domain.lifecycle import Cause, State, Verb
@@ -78,7 +79,12 @@ async def _restore(sandbox: Sandbox, baked: Baked | None, phases: Phases) -> Non
     if baked is None:
         await _boot_cold(sandbox, phases)
         return
-    greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S, complete=sandbox.open_way_out)
+    greeting = Greeting(
+        sandbox.setup(anew=True, baked=baked),
+        fresh=True,
+        within=RESTORE_WITHIN_S,
+        complete=partial(sandbox.open_way_out, baked=True),
+    )
     try:
         vm = await sandbox.context.driver.restore(baked, sandbox.vm_spec(), greeting.begin)
     except SnapshotMismatch as error:

@@ -32,6 +32,7 @@ from hatchway.node.guest.seam import GuestError, GuestLink, LinkLost
 from hatchway.node.images.store import Release
 from hatchway.node.record import Record
 from hatchway.node.vmm.seam import (
+    Baked,
     ExitStatus,
     Vm,
     VmmDied,
@@ -328,12 +329,15 @@ class Sandbox:
                 state=str(state),
             )
 
-    def setup(self, *, anew: bool = False) -> Setup:
+    def setup(self, *, anew: bool = False, baked: Baked | None = None) -> Setup:
         """What the guest is given before the sandbox is reported as running.
 
-        `anew` is for one that comes from another's memory: a boot id of its own in place of the kernel's, and host keys of its own.
+        `anew` is for one that comes from another's memory: a boot id of its own in place of the kernel's, and host keys of its own. Where
+        that is a baked one, what it is known not to have is not taken from it: all that a guest does here is translated first.
         """
         record = self.record
+        if baked is not None:
+            return replace(self.setup(anew=anew), renew_keys=baked.host_keys)
         return Setup(
             entropy=os.urandom(256),
             hostname=record.hostname,
@@ -344,11 +348,14 @@ class Sandbox:
             renew_keys=anew,
         )
 
-    async def open_way_out(self, setup: Setup) -> Setup:
+    async def open_way_out(self, setup: Setup, *, baked: bool = False) -> Setup:
         """Its machine was made: has its gateway served, and adds what the guest needs of it. Raises as `Gateway.open`."""
         trust = await self.gateway.open()
         self.gateway.delivered = trust
-        return replace(setup, env={**self.record.env, **trust.env}, ca=trust.certificate)
+        env = {**self.record.env, **trust.env}
+        if baked:  # it has no environment and trusts nobody yet
+            return replace(setup, env=env or None, ca=trust.certificate or None)
+        return replace(setup, env=env, ca=trust.certificate)
 
     async def deliver_trust(self) -> None:
         """Gives a running guest what it has to trust, and its placeholders, where they have changed. Raises `LinkLost`, `GuestError`."""

@@ -247,7 +247,7 @@ class Baker:
             await asyncio.to_thread(_make_folders, spec.folder, made)
             report("boot")
             vm = await self._driver.start(spec, bakeable=True)
-            await self._first_jobs(vm, report)
+            host_keys = await self._first_jobs(vm, report)
             report("save")
             await vm.snapshot(made)
             baked = await asyncio.to_thread(
@@ -257,6 +257,7 @@ class Baker:
                     template=release.digest,
                     vmm=f"{self._driver.name} {self._driver.version}",
                     shape=spec.shape,
+                    host_keys=host_keys,
                 )
             )
         except (VmmMissing, LaunchRefused, LauncherUnavailable):
@@ -268,7 +269,8 @@ class Baker:
         log.info("baked %s in %.1f s", key, monotonic() - started)
         return baked
 
-    async def _first_jobs(self, vm: Vm, report: Callable[..., None]) -> None:
+    async def _first_jobs(self, vm: Vm, report: Callable[..., None]) -> bool:
+        """Runs them; returns whether the template has host keys of ssh."""
         setup = Setup(
             time_ns=time.time_ns(),
             entropy=os.urandom(256),
@@ -284,8 +286,9 @@ class Baker:
             report("first_job")
             if vm.spec.shape.disk_mib > MIN_DISK_MIB:
                 await link.resize_disk(vm.spec.shape.disk_mib)
-            await run_first_jobs(link)
+            host_keys = await run_first_jobs(link)
             await link.sync()
+            return host_keys
         finally:
             await link.close()
 

@@ -57,6 +57,8 @@ class BakeManifest(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
     files: dict[str, BakedFile]
     created_at: float
+    host_keys: bool = True
+    """Whether there are host keys of ssh on its disk; bakes of older releases may have some."""
 
 
 class Bakes:
@@ -95,7 +97,7 @@ class Bakes:
             log.warning("the baked snapshot %s is damaged (%s); it is made anew", key, error)
             self.remove(key)
             return None
-        return Baked(key, folder, manifest.shape)
+        return Baked(key, folder, manifest.shape, manifest.host_keys)
 
     def verify(self, baked: Baked) -> bool:
         """Reads all of a bake and compares it with its manifest."""
@@ -108,7 +110,7 @@ class Bakes:
         except (OSError, KeyError, ValueError):
             return False
 
-    def publish(self, key: str, made: Path, *, template: str, vmm: str, shape: Shape) -> Baked:
+    def publish(self, key: str, made: Path, *, template: str, vmm: str, shape: Shape, host_keys: bool = True) -> Baked:
         """Takes over the folder `made` with the files of a bake under its key, for good."""
         names = {path.name for path in made.iterdir()}
         if not names.issuperset(_NEEDED) or names.isdisjoint(UPPER_NAMES):
@@ -124,11 +126,12 @@ class Bakes:
                 for name in sorted(names)
             },
             created_at=time.time(),
+            host_keys=host_keys,
         )
         (made / BAKE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
         final = self._folder(key)
         files.publish_folder(made, final, file_mode=0o444)
-        return Baked(key, final, shape)
+        return Baked(key, final, shape, host_keys)
 
     def touch(self, key: str) -> None:
         """Notes that the bake is used now; the order of uses survives a restart of the node."""

@@ -60,24 +60,37 @@ class _Sink:
         self.closed.set()
 
 
-async def run_first_jobs(link: GuestLink) -> None:
-    """Runs the jobs one after another, with nothing of them left in the agent. Raises `FirstJobFailed`, `LinkLost`, `GuestError`."""
-    for number, (user, argv, expected) in enumerate(_JOBS, start=1):
-        sink = _Sink()
-        home = "/root" if user == "root" else f"/home/{user}"
-        env = {"PATH": _PATH, "HOME": home, "USER": user, "LANG": "C.UTF-8"}
-        name = f"{' '.join(argv)} as {user}"
-        job = Spawn(number, f"bake-{number}", argv, env, cwd="/", user=user, stdin=False)
-        try:
-            await link.spawn(job, sink)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_JOB_S):
-                    await sink.closed.wait()
-        finally:
-            await link.close_process(number)
-        proc = sink.proc
-        if sink.lost or proc is None or proc.state is not ProcessState.CLOSED:
-            raise FirstJobFailed(f"{name} did not end within {_JOB_S:.0f} s" + (f": {sink.lost}" if sink.lost else ""))
-        if proc.exit_code != 0 or (expected is not None and sink.text(1) != expected):
-            how = f"exit code {proc.exit_code}, signal {proc.exit_signal}, {proc.message or 'no message'}"
-            raise FirstJobFailed(f"{name}: {how}; it wrote {sink.text(1)!r} and {sink.text(2)!r}")
+_HOST_KEYS = ("root", ("sh", "-c", "ls /etc/ssh/ssh_host_*_key 2>/dev/null || true"), None)
+
+
+async def run_first_jobs(link: GuestLink) -> bool:
+    """Runs the jobs one after another, with nothing of them left in the agent. Raises `FirstJobFailed`, `LinkLost`, `GuestError`.
+
+    Returns whether the template has host keys of ssh, which then have to be made anew in every sandbox.
+    """
+    for number, job in enumerate(_JOBS, start=1):
+        await _run(link, number, *job)
+    return bool((await _run(link, len(_JOBS) + 1, *_HOST_KEYS)).strip())
+
+
+async def _run(link: GuestLink, number: int, user: str, argv: tuple[str, ...], expected: str | None) -> str:
+    """Runs one of them to its end; returns its standard output."""
+    sink = _Sink()
+    home = "/root" if user == "root" else f"/home/{user}"
+    env = {"PATH": _PATH, "HOME": home, "USER": user, "LANG": "C.UTF-8"}
+    name = f"{' '.join(argv)} as {user}"
+    job = Spawn(number, f"bake-{number}", argv, env, cwd="/", user=user, stdin=False)
+    try:
+        await link.spawn(job, sink)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_JOB_S):
+                await sink.closed.wait()
+    finally:
+        await link.close_process(number)
+    proc = sink.proc
+    if sink.lost or proc is None or proc.state is not ProcessState.CLOSED:
+        raise FirstJobFailed(f"{name} did not end within {_JOB_S:.0f} s" + (f": {sink.lost}" if sink.lost else ""))
+    if proc.exit_code != 0 or (expected is not None and sink.text(1) != expected):
+        how = f"exit code {proc.exit_code}, signal {proc.exit_signal}, {proc.message or 'no message'}"
+        raise FirstJobFailed(f"{name}: {how}; it wrote {sink.text(1)!r} and {sink.text(2)!r}")
+    return sink.text(1)

@@ -106,6 +106,8 @@ class Baked:
     folder: Path
     shape: Shape
     """The shape it was baked with; its disk is the sandbox's or smaller: `domain.shapes.MIN_DISK_MIB` or `DEFAULT_DISK_MIB`."""
+    host_keys: bool = True
+    """Whether there may be host keys of ssh on its disk."""
 
     @property
     def memory(self) -> Path:
