@@ -4,6 +4,7 @@ import asyncio
 import base64
 import gzip
 import hashlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from hatchway.e2b.envd.requests import Cut
 from hatchway.e2b.envd.version import ENVD_VERSION
 from hatchway.e2b.envd.watching import Names, Wish
 from hatchway.e2b.errors import E2bError
+from hatchway.e2b.main import is_news
 
 # -- events of processes
 
@@ -343,6 +345,15 @@ def test_a_coding_that_is_not_had(accepted: str) -> None:
     with pytest.raises(E2bError) as caught:
         coding(accepted)
     assert caught.value.status == 406
+
+
+def test_an_answer_that_is_cut_off_is_no_news_and_every_other_error_is() -> None:
+    def record(error: Exception) -> logging.LogRecord:
+        return logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "failed", (), (type(error), error, None))
+
+    assert not is_news(record(E2bError(502, "The sandbox was not found")))
+    assert is_news(record(ValueError("a fault of ours")))
+    assert is_news(logging.LogRecord("uvicorn.error", logging.INFO, "", 0, "started", (), None))
 
 
 def test_the_version_is_one_to_all_who_read_it() -> None:

@@ -1,6 +1,7 @@
 """The E2B role: one process that serves until it is told to end."""
 
 import asyncio
+import logging
 import resource
 import signal
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from hatchway.e2b import identity
 from hatchway.e2b.app import make_app
 from hatchway.e2b.config import E2bConfig
+from hatchway.e2b.errors import E2bError
 from hatchway.e2b.reaching import Reaching
 from hatchway.e2b.wrapper import Wrapper
 from hatchway.wire.http_server import Server
@@ -19,6 +21,11 @@ __all__ = ["E2bConfig", "run", "serve"]
 
 MAX_FILES = 16_384
 """Open descriptors: connections, where the system's hard limit gives so many."""
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a record of the HTTP server says something: that an answer was cut off, because what it was of has ended, is meant to be."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], E2bError)
 
 
 def run(
@@ -48,6 +55,7 @@ async def serve(
     """Like `run`, in a loop that is there; it ends by `ending` too."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, MAX_FILES), hard))
+    logging.getLogger("uvicorn.error").addFilter(is_news)
     ending = ending or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
