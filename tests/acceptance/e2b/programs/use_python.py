@@ -1,0 +1,535 @@
+"""Uses every public method of E2B's Python SDK as its documentation shows, in the SDK's own environment, and tells what came of each.
+
+Prints one JSON object: the version, the public methods that this version has, and for each `ok`, or the error. Runs with Python alone and the SDK.
+"""
+
+import importlib
+import inspect
+import json
+import sys
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from e2b import Sandbox, Template
+from e2b.sandbox.commands.command_handle import PtySize
+
+CLASSES = {
+    "Sandbox": "e2b.Sandbox",
+    "Commands": "e2b.sandbox_sync.commands.command.Commands",
+    "CommandHandle": "e2b.sandbox_sync.commands.command_handle.CommandHandle",
+    "Pty": "e2b.sandbox_sync.commands.pty.Pty",
+    "Filesystem": "e2b.sandbox_sync.filesystem.filesystem.Filesystem",
+    "WatchHandle": "e2b.sandbox_sync.filesystem.watch_handle.WatchHandle",
+    "Git": "e2b.sandbox_sync.git.Git",
+    "Template": "e2b.Template",
+    "Volume": "e2b.Volume",
+    "Secret": "e2b.Secret",
+}
+PATIENCE_S = 30.0
+
+results: dict[str, str] = {}
+uses: list[tuple[tuple[str, ...], Callable[..., None]]] = []
+
+
+def classes() -> dict[str, Any]:
+    """Those that this version has."""
+    found = {}
+    for name, path in CLASSES.items():
+        module, _, member = path.rpartition(".")
+        one = getattr(importlib.import_module(module), member, None)
+        if one is not None:
+            found[name] = one
+    return found
+
+
+def public() -> list[str]:
+    """All public methods, and nothing of object's."""
+    return sorted(
+        f"{name}.{member}"
+        for name, one in classes().items()
+        for member in dir(one)
+        if not member.startswith("_") and callable(getattr(one, member, None))
+    )
+
+
+def use(*methods: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Marks a function that uses these methods; it gets a sandbox that runs."""
+
+    def mark(function: Callable[..., None]) -> Callable[..., None]:
+        uses.append((methods, function))
+        return function
+
+    return mark
+
+
+def wait_for(holds: Callable[[], Any], what: str) -> Any:
+    """Waits for a condition."""
+    until = time.monotonic() + PATIENCE_S
+    while not (found := holds()):
+        assert time.monotonic() < until, what
+        time.sleep(0.1)
+    return found
+
+
+def has(one: object, method: str) -> bool:
+    return callable(getattr(one, method, None))
+
+
+def takes(function: Any, name: str) -> bool:
+    return name in inspect.signature(function).parameters
+
+
+# -- sandboxes
+
+
+@use("Sandbox.create", "Sandbox.get_info", "Sandbox.is_running", "Sandbox.set_timeout")
+def a_sandbox(_: Any) -> None:
+    with Sandbox.create(timeout=120, metadata={"k y": "v&1"}, envs={"A": "1"}) as made:
+        info = made.get_info()
+        assert (info.metadata, info.state.value) == ({"k y": "v&1"}, "running"), info
+        assert made.is_running()
+        made.set_timeout(600)
+        assert (made.get_info().end_at - info.end_at).total_seconds() > 300
+    assert not made.is_running()
+
+
+@use("Sandbox.list")
+def a_list(sandbox: Any) -> None:
+    pages = Sandbox.list()
+    found = []
+    while pages.has_next:
+        found += pages.next_items()
+    assert sandbox.sandbox_id in {one.sandbox_id for one in found}
+
+
+@use("Sandbox.kill")
+def a_kill(_: Any) -> None:
+    made = Sandbox.create(timeout=60)
+    assert made.kill() is True
+    assert made.kill() is False
+    assert Sandbox.kill(made.sandbox_id) is False
+
+
+@use("Sandbox.pause", "Sandbox.connect")
+def a_pause(_: Any) -> None:
+    made = Sandbox.create(timeout=120)
+    pause = made.pause if has(made, "pause") else made.beta_pause
+    for _round in range(3):
+        pause()
+        assert made.get_info().state.value == "paused"
+        assert Sandbox.connect(made.sandbox_id, timeout=120).sandbox_id == made.sandbox_id
+        assert made.get_info().state.value == "running"
+    made.connect(timeout=120)
+    made.kill()
+
+
+@use("Sandbox.beta_pause")
+def a_beta_pause(_: Any) -> None:
+    made = Sandbox.create(timeout=120)
+    made.beta_pause()
+    assert made.get_info().state.value == "paused"
+    made.kill()
+
+
+@use("Sandbox.beta_create")
+def a_beta_creation(_: Any) -> None:
+    made = Sandbox.beta_create(auto_pause=True, timeout=60)
+    assert made.get_info().state.value == "running"
+    made.kill()
+
+
+@use("Sandbox.fork")
+def a_fork(sandbox: Any) -> None:
+    (branch,) = sandbox.fork(timeout=60)
+    assert branch.sandbox_id != sandbox.sandbox_id
+    assert branch.get_info().state.value == "running"
+    branch.kill()
+
+
+@use("Sandbox.create_snapshot", "Sandbox.list_snapshots", "Sandbox.delete_snapshot")
+def snapshots(sandbox: Any) -> None:
+    kept = sandbox.create_snapshot()
+    pages = Sandbox.list_snapshots()
+    found = []
+    while pages.has_next:
+        found += pages.next_items()
+    assert kept.snapshot_id in {one.snapshot_id for one in found}
+    again = Sandbox.create(kept.snapshot_id, timeout=60)
+    again.kill()
+    assert Sandbox.delete_snapshot(kept.snapshot_id) is True
+    assert Sandbox.delete_snapshot(kept.snapshot_id) is False
+
+
+@use("Sandbox.get_metrics")
+def metrics(sandbox: Any) -> None:
+    sample = wait_for(sandbox.get_metrics, "a sample")[-1]
+    assert sample.cpu_count >= 1
+
+
+@use("Sandbox.get_host")
+def a_port(sandbox: Any) -> None:
+    assert sandbox.get_host(8000).startswith(f"8000-{sandbox.sandbox_id}.")
+    sandbox.commands.run("python3 -m http.server 8000 --bind 127.0.0.1", background=True, timeout=0)
+    base = sandbox.connection_config.sandbox_url
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8000"}
+
+    def answered() -> bool:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(base + "/", headers=headers), timeout=60) as answer:
+                return bool(answer.status == 200)
+        except urllib.error.HTTPError:
+            return False
+
+    wait_for(answered, "the port answers")
+
+
+@use("Sandbox.update_network")
+def a_network(sandbox: Any) -> None:
+    sandbox.update_network({"deny_out": ["0.0.0.0/0"]})
+    sandbox.update_network({})
+
+
+@use("Sandbox.upload_url", "Sandbox.download_url")
+def signed_urls(sandbox: Any) -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="signed.txt"\r\n\r\nby a link\r\n--x--\r\n'
+    more = {"Content-Type": "multipart/form-data; boundary=x"}
+    urllib.request.urlopen(urllib.request.Request(sandbox.upload_url("signed.txt"), form, more), timeout=60).close()
+    with urllib.request.urlopen(sandbox.download_url("signed.txt"), timeout=60) as answer:
+        assert answer.read() == b"by a link"
+
+
+@use("Sandbox.get_mcp_url")
+def an_mcp_url(sandbox: Any) -> None:
+    assert sandbox.sandbox_id in sandbox.get_mcp_url()
+
+
+@use("Sandbox.get_mcp_token")
+def an_mcp_token(sandbox: Any) -> None:
+    assert sandbox.get_mcp_token()
+
+
+# -- commands
+
+
+@use("Commands.run")
+def a_command(sandbox: Any) -> None:
+    told: list[str] = []
+    done = sandbox.commands.run("echo out; echo err >&2; printf $A", envs={"A": "x"}, on_stdout=told.append)
+    assert (done.stdout, done.stderr, done.exit_code) == ("out\nx", "err\n", 0), done
+    assert "".join(told) == "out\nx"
+    assert sandbox.commands.run("id -un; pwd").stdout.split() == ["user", "/home/user"]
+
+
+@use(
+    "Commands.list",
+    "Commands.kill",
+    "CommandHandle.kill",
+    "CommandHandle.wait",
+    "CommandHandle.disconnect",
+    "Commands.connect",
+)
+def commands(sandbox: Any) -> None:
+    handle = sandbox.commands.run("sleep 100", background=True)
+    assert handle.pid in {one.pid for one in sandbox.commands.list()}
+    handle.disconnect()
+    again = sandbox.commands.connect(handle.pid)
+    assert again.kill() is True
+    other = sandbox.commands.run("sleep 100", background=True)
+    assert sandbox.commands.kill(other.pid) is True
+    assert sandbox.commands.kill(999_999) is False
+    third = sandbox.commands.run("echo done", background=True)
+    assert third.wait().stdout == "done\n"
+
+
+@use("Commands.send_stdin", "Commands.close_stdin")
+def input_(sandbox: Any) -> None:
+    more = {"stdin": True} if takes(sandbox.commands.run, "stdin") else {}
+    handle = sandbox.commands.run(
+        "head -n1" if not has(sandbox.commands, "close_stdin") else "cat", background=True, **more
+    )
+    sandbox.commands.send_stdin(handle.pid, "hello\n")
+    if has(sandbox.commands, "close_stdin"):
+        sandbox.commands.close_stdin(handle.pid)
+    assert handle.wait().stdout == "hello\n"
+
+
+@use("CommandHandle.send_stdin", "CommandHandle.close_stdin")
+def input_by_handle(sandbox: Any) -> None:
+    handle = sandbox.commands.run("cat", background=True, stdin=True)
+    handle.send_stdin("hello\n")
+    handle.close_stdin()
+    assert handle.wait().stdout == "hello\n"
+
+
+@use("Commands.stream_input")
+def streamed_input(sandbox: Any) -> None:
+    handle = sandbox.commands.run("head -n2", background=True, stdin=True)
+    sandbox.commands.stream_input(handle.pid, iter(["one\n", b"two\n"]))
+    assert handle.wait().stdout == "one\ntwo\n"
+
+
+@use("Pty.create", "Pty.send_stdin", "Pty.resize", "Pty.connect", "Pty.kill")
+def a_terminal(sandbox: Any) -> None:
+    terminal = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=0)
+    sandbox.pty.resize(terminal.pid, PtySize(rows=30, cols=100))
+    again = sandbox.pty.connect(terminal.pid)
+    sandbox.pty.send_stdin(terminal.pid, b"stty size; exit\n")
+    shown = bytearray()
+    again.wait(on_pty=shown.extend)
+    assert b"30 100" in shown, bytes(shown)
+    other = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=0)
+    assert sandbox.pty.kill(other.pid) is True
+
+
+@use("Pty.stream_input")
+def a_terminal_with_a_stream(sandbox: Any) -> None:
+    terminal = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=0)
+    sandbox.pty.stream_input(terminal.pid, iter([b"echo 6*7=$((6*7)); exit\n"]))
+    shown = bytearray()
+    terminal.wait(on_pty=shown.extend)
+    assert b"6*7=42" in shown, bytes(shown)
+
+
+# -- files
+
+
+@use(
+    "Filesystem.write",
+    "Filesystem.read",
+    "Filesystem.exists",
+    "Filesystem.get_info",
+    "Filesystem.remove",
+    "Filesystem.rename",
+)
+def files(sandbox: Any) -> None:
+    sandbox.files.write("a/b.txt", "hello")
+    assert sandbox.files.read("a/b.txt") == "hello"
+    assert bytes(sandbox.files.read("a/b.txt", format="bytes")) == b"hello"
+    assert b"".join(sandbox.files.read("a/b.txt", format="stream")) == b"hello"
+    assert sandbox.files.exists("a/b.txt")
+    assert sandbox.files.get_info("a/b.txt").path == "/home/user/a/b.txt"
+    sandbox.files.rename("a/b.txt", "a/c.txt")
+    sandbox.files.remove("a/c.txt")
+    assert not sandbox.files.exists("a/c.txt")
+
+
+@use("Filesystem.write_files", "Filesystem.list", "Filesystem.make_dir")
+def several_files(sandbox: Any) -> None:
+    assert sandbox.files.make_dir("several") is True
+    assert sandbox.files.make_dir("several") is False
+    sandbox.files.write_files([{"path": f"several/{name}", "data": name} for name in "xyz"])
+    assert [one.name for one in sandbox.files.list("several")] == ["x", "y", "z"]
+
+
+@use("Filesystem.watch_dir", "WatchHandle.get_new_events", "WatchHandle.stop")
+def a_watch(sandbox: Any) -> None:
+    sandbox.files.make_dir("watched")
+    watch = sandbox.files.watch_dir("watched")
+    sandbox.files.write("watched/new.txt", "x")
+    assert "new.txt" in {event.name for event in wait_for(watch.get_new_events, "events")}
+    watch.stop()
+
+
+# -- git
+
+
+@use(
+    *(
+        f"Git.{one}"
+        for one in (
+            "init",
+            "configure_user",
+            "add",
+            "commit",
+            "status",
+            "branches",
+            "create_branch",
+            "checkout_branch",
+            "delete_branch",
+            "set_config",
+            "get_config",
+            "reset",
+            "restore",
+        )
+    )
+)
+def a_repository(sandbox: Any) -> None:
+    git, at = sandbox.git, "/home/user/repository"
+    git.init(at, initial_branch="main")
+    git.configure_user("Somebody", "somebody@mail.example")
+    sandbox.files.write(f"{at}/file", "one")
+    git.add(at)
+    git.commit(at, "first")
+    sandbox.files.write(f"{at}/file", "two")
+    assert git.status(at).file_status
+    git.restore(at, ["file"])
+    git.create_branch(at, "other")
+    git.checkout_branch(at, "main")
+    assert set(git.branches(at).branches) == {"main", "other"}
+    git.delete_branch(at, "other")
+    git.set_config("core.editor", "true", scope="local", path=at)
+    assert git.get_config("core.editor", scope="local", path=at) == "true"
+    git.reset(at, mode="hard", target="HEAD")
+
+
+@use("Git.clone", "Git.push", "Git.pull", "Git.remote_add", "Git.remote_get")
+def a_remote(sandbox: Any) -> None:
+    git = sandbox.git
+    git.configure_user("Somebody", "somebody@mail.example")
+    git.init("/home/user/origin.git", bare=True, initial_branch="main")
+    git.init("/home/user/work", initial_branch="main")
+    sandbox.files.write("/home/user/work/file", "one")
+    git.add("/home/user/work")
+    git.commit("/home/user/work", "first")
+    git.remote_add("/home/user/work", "origin", "/home/user/origin.git")
+    assert git.remote_get("/home/user/work", "origin") == "/home/user/origin.git"
+    git.push("/home/user/work", remote="origin", branch="main")
+    git.clone("file:///home/user/origin.git", path="/home/user/clone")
+    git.pull("/home/user/clone", remote="origin", branch="main")
+
+
+@use("Git.dangerously_authenticate")
+def git_credentials(sandbox: Any) -> None:
+    sandbox.git.dangerously_authenticate("user", "password", host="git.example")
+
+
+# -- what is not about one sandbox
+
+
+@use("Template.exists", "Template.alias_exists")
+def a_template(_: Any) -> None:
+    exists = Template.exists if has(Template, "exists") else Template.alias_exists
+    assert exists("base") is True
+    assert exists("no-such-template") is False
+    assert Template.alias_exists("base") is True
+
+
+@use(
+    *(
+        f"Template.{one}"
+        for one in (
+            "from_base_image",
+            "from_image",
+            "from_template",
+            "from_dockerfile",
+            "from_debian_image",
+            "from_ubuntu_image",
+            "from_python_image",
+            "from_node_image",
+            "from_bun_image",
+            "from_alpine_image",
+            "from_arch_image",
+            "from_fedora_image",
+            "from_aws_registry",
+            "from_gcp_registry",
+            "skip_cache",
+            "to_json",
+            "to_dockerfile",
+        )
+    )
+)
+def descriptions(_: Any) -> None:
+    """They are put together in the SDK alone; building is what needs a service."""
+    for method in (
+        "from_base_image",
+        "from_debian_image",
+        "from_ubuntu_image",
+        "from_python_image",
+        "from_node_image",
+        "from_bun_image",
+        "from_alpine_image",
+        "from_arch_image",
+        "from_fedora_image",
+    ):
+        if has(Template, method):
+            getattr(Template(), method)()
+    Template().from_template("base")
+    Template().from_dockerfile("FROM debian:12")
+    Template().skip_cache()
+    assert Template.to_json(Template().from_image("debian:12"))
+    assert "debian:12" in Template.to_dockerfile(Template().from_image("debian:12"))
+
+
+@use("Template.build")
+def a_build(_: Any) -> None:
+    Template.build(Template().from_template("base").run_cmd("true"), alias="built-here")
+
+
+@use("Template.build_in_background")
+def a_background_build(_: Any) -> None:
+    Template.build_in_background(Template().from_template("base").run_cmd("true"), alias="built-here")
+
+
+@use("Template.get_tags")
+def tags(_: Any) -> None:
+    assert Template.get_tags("base")
+
+
+@use("Template.assign_tags")
+def assigned_tags(_: Any) -> None:
+    Template.assign_tags("base:latest", "v1")
+
+
+@use("Template.remove_tags")
+def removed_tags(_: Any) -> None:
+    Template.remove_tags("base", "v1")
+
+
+@use("Volume.create")
+def a_volume(_: Any) -> None:
+    from e2b import Volume
+
+    Volume.create("shared")
+
+
+@use("Volume.list")
+def volumes(_: Any) -> None:
+    from e2b import Volume
+
+    Volume.list()
+
+
+@use("Secret.create")
+def a_secret(_: Any) -> None:
+    from e2b import Secret
+
+    Secret.create("name", "value")
+
+
+@use("Secret.list")
+def secrets(_: Any) -> None:
+    from e2b import Secret
+
+    Secret.list().next_items()
+
+
+def main() -> None:
+    there = set(public())
+    sandbox = Sandbox.create(timeout=1800)
+    wanted = set(sys.argv[1:])
+    try:
+        for methods, function in uses:
+            mine = [method for method in methods if method in there]
+            if not mine or (wanted and function.__name__ not in wanted):
+                continue
+            began = time.monotonic()
+            try:
+                function(sandbox)
+                outcome = "ok"
+            except Exception as error:  # what came of it is the result
+                where = traceback.extract_tb(error.__traceback__)
+                line = next((one.lineno for one in reversed(where) if one.filename == __file__), 0)
+                outcome = f"{type(error).__name__} in line {line}: {error}"[:400]
+            print(f"{function.__name__}: {outcome} ({time.monotonic() - began:.1f} s)", file=sys.stderr, flush=True)
+            results.update(dict.fromkeys(mine, outcome))
+    finally:
+        sandbox.kill()
+    print(json.dumps({"version": version("e2b"), "public": sorted(there), "results": results}))
+
+
+if __name__ == "__main__":
+    main()
