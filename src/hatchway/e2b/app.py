@@ -56,12 +56,16 @@ class App:
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = first_of_each(scope["headers"])
         target = self._target(headers)
+        if target is None and scope["type"] == "http":
+            linked = self._wrapper.links.find(scope["method"], scope["path"], scope["query_string"])
+            target = None if linked is None else origin.Target(linked, origin.ENVD_PORT, by_host=False)
         if target is None or origin.is_for_api(target, scope["path"], headers):
             await self._api(scope, receive, send)
             return
         scope.setdefault("state", {})[TARGET] = target
         if target.envd:
             await self._resuming.running(target.sandbox_id, lambda info: self._may_command(info, headers))
+            self._wrapper.links.note(target.sandbox_id, self._wrapper.identity)
             await self._agents().serve(target.sandbox_id, scope, receive, send)
         else:
             await self._ports.serve(target, scope, receive, send)

@@ -1,9 +1,10 @@
 """What the rooms of the wrapper share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hatchway.e2b.config import E2bConfig
 from hatchway.e2b.identity import Identity
+from hatchway.e2b.links import Links
 from hatchway.e2b.reaching import Reaching
 
 
@@ -14,3 +15,4 @@ class Wrapper:
     config: E2bConfig
     identity: Identity
     reaching: Reaching
+    links: Links = field(default_factory=Links)

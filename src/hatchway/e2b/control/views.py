@@ -23,6 +23,7 @@ PAUSED = ("suspended", "paused", "stopped")
 def sandbox(wrapper: Wrapper, info: "SandboxInfo", settings: Settings) -> dict[str, Any]:
     """A sandbox as those who make or connect to it see it."""
     tokens = wrapper.identity
+    wrapper.links.note(info.id, tokens)
     shown = {
         "sandboxID": info.id,
         "templateID": settings.template,

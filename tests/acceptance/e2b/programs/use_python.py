@@ -6,6 +6,7 @@ Prints one JSON object: the version, the public methods that this version has, a
 import importlib
 import inspect
 import json
+import os
 import sys
 import time
 import traceback
@@ -174,7 +175,7 @@ def metrics(sandbox: Any) -> None:
 def a_port(sandbox: Any) -> None:
     assert sandbox.get_host(8000).startswith(f"8000-{sandbox.sandbox_id}.")
     sandbox.commands.run("python3 -m http.server 8000 --bind 127.0.0.1", background=True, timeout=0)
-    base = sandbox.connection_config.sandbox_url
+    base = os.environ["E2B_SANDBOX_URL"]
     headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8000"}
 
     def answered() -> bool:
