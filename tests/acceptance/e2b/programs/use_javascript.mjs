@@ -123,8 +123,10 @@ use('Sandbox.getMetrics', 'metrics', async (sandbox) => {
 use('Sandbox.getHost', 'a port', async (sandbox) => {
   assert(sandbox.getHost(8000).startsWith(`8000-${sandbox.sandboxId}.`), 'the name')
   await sandbox.commands.run('python3 -m http.server 8000 --bind 127.0.0.1', { background: true, timeoutMs: 0 })
-  const headers = { 'E2b-Sandbox-Id': sandbox.sandboxId, 'E2b-Sandbox-Port': '8000' }
-  await waitFor(async () => (await fetch(`${process.env.E2B_SANDBOX_URL}/`, { headers })).status === 200, 'the port answers')
+  const shared = process.env.E2B_SANDBOX_URL
+  const headers = shared ? { 'E2b-Sandbox-Id': sandbox.sandboxId, 'E2b-Sandbox-Port': '8000' } : {}
+  const base = shared ?? `https://${sandbox.getHost(8000)}`
+  await waitFor(async () => (await fetch(`${base}/`, { headers })).status === 200, 'the port answers')
 })
 
 use('Sandbox.updateNetwork', 'a network', async (sandbox) => {

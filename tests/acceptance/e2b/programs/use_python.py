@@ -175,8 +175,9 @@ def metrics(sandbox: Any) -> None:
 def a_port(sandbox: Any) -> None:
     assert sandbox.get_host(8000).startswith(f"8000-{sandbox.sandbox_id}.")
     sandbox.commands.run("python3 -m http.server 8000 --bind 127.0.0.1", background=True, timeout=0)
-    base = os.environ["E2B_SANDBOX_URL"]
-    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8000"}
+    base = os.environ.get("E2B_SANDBOX_URL")
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8000"} if base else {}
+    base = base or f"https://{sandbox.get_host(8000)}"
 
     def answered() -> bool:
         try:
