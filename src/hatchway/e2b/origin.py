@@ -58,9 +58,7 @@ def target(headers: Mapping[str, str], domains: tuple[str, ...] = ()) -> Target 
     if sandbox_id is None or port is None:
         missing = "E2b-Sandbox-Id" if sandbox_id is None else "E2b-Sandbox-Port"
         raise E2bError(400, f"missing header: {missing}")
-    found = Target(plain_id(sandbox_id), _port(port), by_host=False)
-    # SDKs before 2.45 send the headers of the sandbox with `connect` too. What is for commands and files never has a key.
-    return None if found.envd and API_KEY in headers else found
+    return Target(plain_id(sandbox_id), _port(port), by_host=False)
 
 
 def is_for_api(target: Target, path: str, headers: Mapping[str, str]) -> bool:
