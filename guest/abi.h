@@ -77,4 +77,22 @@ static inline long raw6(long n, long a, long b, long c, long d, long e, long f)
 /* clone3() whose child runs fn(argument) on the stack named in args and never returns. Gives the pid or -errno. */
 long hw_clone3(struct hw_clone_args *args, unsigned long size, void (*fn)(void *), void *argument);
 
+/* Asynchronous writes, of linux/aio_abi.h. */
+struct hw_iocb {
+    uint64_t data;
+    uint32_t key, rw_flags;
+    uint16_t opcode;
+    int16_t priority;
+    uint32_t fd;
+    uint64_t buffer, length;
+    int64_t offset;
+    uint64_t reserved;
+    uint32_t flags, result_fd;
+};
+struct hw_io_event {
+    uint64_t data, request;
+    int64_t result, result2;
+};
+enum { HW_IOCB_PWRITE = 1 };
+
 #endif

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,35 @@ def test_another_size_than_announced_replaces_nothing(files: Files, size: int, u
     assert files.fails("write", path="g", size=size, upload=upload) == "EMSGSIZE"
     assert {one.name for one in files.home.iterdir()} == {"f"}
     assert (files.home / "f").read_bytes() == b"old"
+
+
+PIECE = 1 << 18
+"""What is written past the kernel's cache at a time, of files from a MiB on."""
+
+
+@pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 5 * PIECE - 1, 6 * PIECE, 7 * PIECE + 4096 + 5])
+@pytest.mark.parametrize("start", [None, 0, 5, 4096])
+def test_a_large_file_arrives_octet_for_octet(files: Files, size: int, start: int | None) -> None:
+    content = random.Random(size).randbytes(size)
+    before = b"" if start is None else bytes(8192)
+    place: dict[str, object] = {} if start is None else {"offset": start}
+    if before:
+        (files.home / "f").write_bytes(before)
+    assert files.ok("write", path="f", size=size, upload=content, **place)["bytes"] == size
+    wanted = content if start is None else before[:start] + content
+    assert (files.home / "f").read_bytes() == wanted
+    files.ok("write", path="f", size=size, append=1, upload=content)
+    assert (files.home / "f").read_bytes() == wanted + content
+
+
+@pytest.mark.parametrize("way", [{"in_place": 1}, {"append": 1}, {}])
+def test_a_large_file_fails_where_no_more_can_be_written(files: Files, way: dict[str, int]) -> None:
+    size = 4 << 20
+    bounded = replace(files, wrapper=["sh", "-c", "trap '' XFSZ; ulimit -f 4096; exec \"$@\"", "sh"])
+    (files.home / "f").write_bytes(b"old")
+    assert bounded.fails("write", path="f", size=size, upload=bytes(size), **way) == "EFBIG"
+    assert {one.name for one in files.home.iterdir()} == {"f"}
+    assert (files.home / "f").stat().st_size == (2 << 20 if way else 3)
 
 
 def test_a_link_at_the_end_is_followed_and_stays(files: Files) -> None:
