@@ -33,6 +33,9 @@ def test_nothing_of_an_attack_arrives_and_what_is_allowed_does(service: Service)
     if os.geteuid() != 0:
         pytest.skip("without root there are no namespaces to attack from: that nothing arrives was not shown")
     before = _made(service)
+    with service.client() as hatchway:  # as a run leaves it that is killed
+        hatchway.policies.put("redteam-0dead0-secret", {"version": 1}, tier="project")
+        hatchway.credentials.put("redteam-0dead0", ["api.test"], value="of-nobody")
     arguments = ["--only", ",".join(ONLY), "--condition", "index", "--json", "--data-dir", str(service.data_dir)]
     done = service.run("redteam", *arguments, timeout=500)
     *attempts, whole = [json.loads(line) for line in done.stdout.splitlines()]

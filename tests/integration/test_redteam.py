@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hatchway.domain.errors import Conflict
 from hatchway.redteam.attacks import ATTACKS, CLASSES, CONDITIONS, Attack, chosen
 from hatchway.redteam.attempts import BLOCKED, BYPASS, INVALID, Attempt, judge
+from hatchway.redteam.commands import alone
 from hatchway.redteam.ground import Ground, lacking, standing
 from hatchway.redteam.marks import Oracle, Tail, new_mark
 from hatchway.redteam.naive import prove
@@ -133,6 +135,14 @@ def test_the_rows_in_the_documentation_are_those_that_there_are() -> None:
     rows = Counter(one.row for one in ATTACKS)
     told = dict(re.findall(r"\b([A-Z]\d\d) (\d+)(?=,| \|)", text))
     assert {row: int(number) for row, number in told.items()} == dict(rows)
+
+
+def test_one_run_at_a_time_attacks_a_service(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with alone(tmp_path), pytest.raises(Conflict, match="run_under_way"), alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        pass
 
 
 def test_a_marker_counts_in_any_case_and_in_two_pieces() -> None:

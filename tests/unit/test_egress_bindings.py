@@ -8,6 +8,7 @@ from tests.support.certificates import Authority
 
 from hatchway.domain.policy.reading import canonical, load
 from hatchway.node.egress import bindings
+from hatchway.node.egress.identity import Identity, Wanted, with_placeholders
 from hatchway.wire.broker import Allowed, Injection
 from hatchway.wire.egress import EgressSpec, PolicyDocument
 
@@ -97,11 +98,45 @@ def test_placeholders_are_put_into_every_binding() -> None:
         {"id": "one", "to": {"hosts": ["one.example"]}, "credentials": ["gh"]},
         {"id": "two", "to": {"hosts": ["two.example"]}, "credentials": ["gh"]},
     )
-    assert bindings.wanted(bound) == [("gh", "hwp_")]
+    assert bindings.wanted(bound) == [Wanted("gh", "project/one/gh", "hwp_")]
     granted = bindings.granted(bound, {"gh": "hwp_x"})
     assert [(one.rules, one.placeholder) for one in granted] == [(("one",), "hwp_x"), (("two",), "hwp_x")]
     assert bindings.granted(bound, {}) == ()
     assert bindings.environment(bound, {"gh": "hwp_x"}) == {"GITHUB_TOKEN": "hwp_x"}
+
+
+def test_of_two_credentials_with_one_variable_the_guest_finds_that_of_the_lower_tier_or_later_name() -> None:
+    def found(*places: tuple[str, str]) -> str:
+        rule = {"id": "api", "to": {"hosts": ["api.example"]}, "credentials": ["gh"]}
+        text = canonical(load(json.dumps({"version": 1, "rules": [rule], "credentials": [CREDENTIAL]})))
+        documents = tuple(PolicyDocument(tier=tier, name=name, version=1, text=text) for tier, name in places)
+        bound = bindings.of(EgressSpec(revision=1, documents=documents))
+        return bindings.environment(bound, {one.credential_id: one.origin for one in bound})["GITHUB_TOKEN"]
+
+    assert found(("sandbox", "inline"), ("project", "one")) == "sandbox/inline/gh"
+    assert found(("project", "two"), ("project", "one")) == "project/two/gh"
+
+
+def test_a_placeholder_stays_with_its_credential_when_another_document_takes_over_its_id() -> None:
+    one = with_placeholders(Identity(), [Wanted("gh", "project/two/gh", "hwp_")])
+    held = one.placeholders["gh"]
+    wanted = [Wanted("gh", "project/one/gh", "hwp_"), Wanted("project/two/gh", "project/two/gh", "hwp_")]
+    both = with_placeholders(one, wanted, one)
+    assert both.placeholders["project/two/gh"] == held
+    assert both.placeholders["gh"] != held, "what programs hold would stand for somebody else's secret"
+    again = with_placeholders(both, [Wanted("gh", "project/two/gh", "hwp_")], both)
+    assert again.placeholders == {"gh": held}
+    gone = with_placeholders(both, [Wanted("gh", "project/one/gh", "hwp_")], both)
+    assert gone.placeholders == {"gh": both.placeholders["gh"]}
+    assert with_placeholders(gone, wanted, gone).placeholders["project/two/gh"] != held, (
+        "what was taken away is good never more"
+    )
+
+
+def test_placeholders_that_were_kept_before_their_origins_were_stay() -> None:
+    old = Identity(placeholders={"gh": "hwp_1", "project/two/gh": "hwp_2"})
+    wanted = [Wanted("gh", "project/one/gh", "hwp_"), Wanted("project/two/gh", "project/two/gh", "hwp_")]
+    assert with_placeholders(old, wanted, old).placeholders == old.placeholders
 
 
 def test_c06_no_policy_of_a_sandbox_says_who_vouches_for_a_secrets_site(tmp_path: Path) -> None:

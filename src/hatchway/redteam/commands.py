@@ -1,7 +1,9 @@
 """`hatchway redteam`: what the attacks get out of sandboxes of the running service, and the proof that they could."""
 
 import contextlib
+import fcntl
 import json
+import re
 import signal
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from hatchway.client import Hatchway
-from hatchway.domain.errors import InvalidRequest, Unavailable
+from hatchway.domain.errors import Conflict, InvalidRequest, Unavailable
 from hatchway.redteam import report
 from hatchway.redteam.attacks import ATTACKS, CONDITIONS, Attack, chosen
 from hatchway.redteam.attempts import BLOCKED, BYPASS, INVALID, Attempt
@@ -19,6 +21,9 @@ from hatchway.redteam.ground import lacking
 
 CARRIERS = ("egress", "broker")
 """Roles that carry what leaves: what they send to addresses of nobody is led to the ground."""
+
+_OF_A_RUN = re.compile(r"redteam-[0-9a-f]{6}(-secret)?")
+"""Names of what is made for a run (`runner`)."""
 
 
 def run(data_dir: Path, *, only: str, conditions: Sequence[str], prove: bool, as_json: bool) -> int:
@@ -73,8 +78,37 @@ def _attack(data_dir: Path, attacks: Sequence[Attack], conditions: Sequence[str]
         raise Unavailable(
             "not_up", f"No service is up on {data_dir}: {error}", "`hatchway up` first, or name its --data-dir."
         ) from error
-    with Hatchway(url, key) as hatchway:
+    with alone(data_dir), Hatchway(url, key) as hatchway:
+        sweep(hatchway)
         return attack(hatchway, attacks, conditions, users, _progress)
+
+
+@contextmanager
+def alone(data_dir: Path) -> Iterator[None]:
+    """No other run attacks the same service meanwhile. Raises `Conflict("run_under_way")`.
+
+    Policies of a project are in force in all its sandboxes: two runs would change each other's, in the middle of attempts.
+    """
+    with (data_dir / "run" / "redteam.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                "run_under_way",
+                "Another run attacks this service.",
+                "Wait for its end: the policies of one would hold in the other's sandboxes.",
+            ) from None
+        yield
+
+
+def sweep(hatchway: Hatchway) -> None:
+    """Removes the policies and credentials of runs that were killed. For who is `alone`."""
+    for policy in list(hatchway.policies.list(tier="project")):
+        if _OF_A_RUN.fullmatch(policy.name):
+            hatchway.policies.delete(policy.name, tier="project")
+    for credential in list(hatchway.credentials.list()):
+        if _OF_A_RUN.fullmatch(credential.name):
+            hatchway.credentials.delete(credential.name)
 
 
 def _users(data_dir: Path) -> frozenset[int]:

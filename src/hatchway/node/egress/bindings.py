@@ -8,6 +8,7 @@ from hatchway.domain.policy.assembly import TieredDocument, assemble
 from hatchway.domain.policy.rules import CompiledRule
 from hatchway.domain.policy.terms import BoundCredential
 from hatchway.domain.policy.vocabulary import Action, Protocol
+from hatchway.node.egress.identity import Wanted
 from hatchway.wire.broker import Allowed, Binding, Injection
 from hatchway.wire.egress import EgressSpec
 
@@ -23,6 +24,9 @@ class Bound(msgspec.Struct, frozen=True):
     """A credential that a sandbox may use, before it has a placeholder."""
 
     credential_id: str
+    """Its name among the documents that there are now: another document may take it over when the policy changes."""
+    origin: str
+    """Which credential it is, whatever other documents there are: `tier/document/id`."""
     prefix: str
     """What its placeholder begins with."""
     variable: str | None
@@ -44,13 +48,13 @@ def of(egress: EgressSpec) -> tuple[Bound, ...]:
     )
 
 
-def wanted(bound: tuple[Bound, ...]) -> list[tuple[str, str]]:
-    """Which placeholders have to be made: id and prefix of each."""
-    return [(one.credential_id, one.prefix) for one in bound]
+def wanted(bound: tuple[Bound, ...]) -> list[Wanted]:
+    """Which placeholders have to be made."""
+    return [Wanted(one.credential_id, one.origin, one.prefix) for one in bound]
 
 
 def environment(bound: tuple[Bound, ...], placeholders: dict[str, str]) -> dict[str, str]:
-    """The variables that the guest gets."""
+    """The variables that the guest gets. Of two credentials with one variable it finds the one of the lower tier, and in one tier of the document with the later name."""
     return {
         one.variable: placeholders[one.credential_id]
         for one in bound
@@ -72,6 +76,7 @@ def _bound(one: BoundCredential, rules: tuple[CompiledRule, ...]) -> Bound:
     credential = one.credential
     return Bound(
         credential_id=one.credential_id,
+        origin=f"{one.tier}/{one.document}/{credential.id}",
         prefix="hwp_" if credential.placeholder == "auto" else credential.placeholder,
         variable=None if credential.expose is None else credential.expose.env,
         bindings=tuple(

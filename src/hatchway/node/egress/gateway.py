@@ -163,8 +163,7 @@ class Gateway:
             self._closed = self._counted = False
             self._conditions.clear()
             self._bound = await asyncio.to_thread(bindings.of, self._identity.egress)
-            fresh = identity.fresh(bindings.wanted(self._bound))
-            self._keep(msgspec.structs.replace(self._identity, placeholders=fresh))
+            self._keep(identity.with_placeholders(self._identity, bindings.wanted(self._bound)))
             try:
                 await self._serve_soon()
             except (HatchwayError, VmmError, OSError) as error:
@@ -203,8 +202,8 @@ class Gateway:
             if egress.revision < before.egress.revision:
                 return
             found = await asyncio.to_thread(bindings.of, egress)
-            kept = identity.fresh(bindings.wanted(found), before.placeholders) if self.wanted else {}
-            self._keep(msgspec.structs.replace(before, egress=egress, placeholders=kept))
+            changed = msgspec.structs.replace(before, egress=egress)
+            self._keep(identity.with_placeholders(changed, bindings.wanted(found) if self.wanted else (), before))
             self._bound = found
             if not self.wanted:
                 self._in_force = egress.revision
@@ -258,7 +257,7 @@ class Gateway:
             self._opened, self._certificate, self.delivered = None, "", Trust()
             self._conditions.clear()
             self._in_force = self._identity.egress.revision
-            closed = msgspec.structs.replace(self._identity, placeholders={})
+            closed = msgspec.structs.replace(self._identity, placeholders={}, origins={})
             try:
                 self._keep(closed)
             except OSError:  # they are good nowhere any more; a full disk keeps them in vain

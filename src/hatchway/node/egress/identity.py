@@ -7,6 +7,7 @@ Nothing here is a secret of anybody else's: the key vouches for this sandbox alo
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +19,15 @@ FILE = "egress.json"
 PLACEHOLDER_BITS = 128
 
 
+class Wanted(NamedTuple):
+    """A credential that has to have a placeholder."""
+
+    credential_id: str
+    origin: str
+    """`tier/document/id`, which stays the same where its id among all documents does not."""
+    prefix: str
+
+
 class Identity(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """See the module."""
 
@@ -27,6 +37,8 @@ class Identity(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """PKCS #8 DER; the same for the life of a sandbox, so that programs which trust its authority go on. Empty: not made yet."""
     placeholders: dict[str, str] = msgspec.field(default_factory=dict)
     """Credential id → what the guest has in its place, since the machine was made to run last."""
+    origins: dict[str, str] = msgspec.field(default_factory=dict)
+    """Credential id → which credential that is, whatever it is called (`Wanted.origin`)."""
 
 
 def read(folder: Path) -> Identity:
@@ -44,7 +56,17 @@ def write(folder: Path, identity: Identity) -> None:
     replace_file(folder / FILE, msgspec.json.encode(identity), mode=0o600, durable=False)
 
 
-def fresh(credentials: Iterable[tuple[str, str]], kept: dict[str, str] | None = None) -> dict[str, str]:
-    """A placeholder for each credential id and prefix; those in `kept` stay."""
-    known = kept or {}
-    return {name: known.get(name) or prefix + secrets.token_hex(PLACEHOLDER_BITS // 8) for name, prefix in credentials}
+def with_placeholders(identity: Identity, credentials: Iterable[Wanted], kept: Identity | None = None) -> Identity:
+    """The identity with a placeholder for each of the credentials; one that has one in `kept` keeps it, by whatever id it was called there.
+
+    So a placeholder stands for the same credential as long as it is good: a document that comes to be does not take over what programs hold.
+    """
+    names = {} if kept is None else kept.origins
+    known = {} if kept is None else {names.get(name, name): text for name, text in kept.placeholders.items()}
+    placeholders, origins = {}, {}
+    for one in credentials:
+        # What was kept before origins were has its id alone.
+        found = known.get(one.origin) or known.get(one.credential_id)
+        placeholders[one.credential_id] = found or one.prefix + secrets.token_hex(PLACEHOLDER_BITS // 8)
+        origins[one.credential_id] = one.origin
+    return msgspec.structs.replace(identity, placeholders=placeholders, origins=origins)
