@@ -315,6 +315,9 @@ async def test_keys_are_shown_once_limited_by_scope_and_revoked_at_once(service:
         denied = await reader.post("/v1/sandboxes", json={"template": "seed"})
         assert (denied.status_code, denied.json()["code"]) == (403, "scope_missing")
         assert (await reader.get("/v1/keys")).status_code == 403
+        own = (await reader.get("/v1/key")).json()["key"]
+        assert (own["id"], own["scopes"], own["project"]) == (key["id"], ["read"], key["project"])
+        assert "key" not in own, "no secret"
         assert (await service.http.delete(f"/v1/keys/{key['id']}")).status_code == 204
         refused = await reader.get("/v1/sandboxes")
         assert (refused.status_code, refused.json()["code"]) == (401, "key_revoked")

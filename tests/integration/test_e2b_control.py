@@ -206,6 +206,29 @@ async def test_another_projects_sandboxes_are_not_there(e2b: World) -> None:
             failed(await client.request(method, f"/sandboxes/{sandbox['sandboxID']}{path}", json=body), 404)
 
 
+async def test_a_key_that_reads_alone_gets_no_token_of_a_sandbox(e2b: World) -> None:
+    """By the token its commands are run and its files written: whoever may do that over API v1 gets it, and nobody else."""
+    sandbox = await e2b.create()
+    for scopes, may in ((["read"], False), (["read", "exec"], True), (["read", "write"], True)):
+        made = await e2b.service.http.post("/v1/keys", json={"name": "x", "e2b": True, "scopes": scopes})
+        async with e2b.client(made.json()["key"]["key"]) as client:
+            shown = await client.get(f"/sandboxes/{sandbox['sandboxID']}")
+            assert shown.status_code == 200
+            assert shown.json().get("envdAccessToken") == (sandbox["envdAccessToken"] if may else None)
+            for path in ("/v2/sandboxes", "/sandboxes"):
+                connected = await client.post(f"{path}/{sandbox['sandboxID']}/connect", json={"timeout": 0})
+                if "write" in scopes:
+                    assert connected.json()["envdAccessToken"] == sandbox["envdAccessToken"]
+                else:
+                    assert sandbox["envdAccessToken"] not in connected.text
+                    failed(connected, 403)
+
+
+@pytest.mark.parametrize("key", [b"\xe9", b"", b"a b", b"x" * 256])
+async def test_a_key_of_repetition_that_is_none(e2b: World, key: bytes) -> None:
+    failed(await e2b.http.post("/v2/sandboxes", json={}, headers=[(b"idempotency-key", key)]), 400)
+
+
 async def test_a_sandbox_of_the_other_api_is_not_there(e2b: World) -> None:
     plain = await e2b.service.create()
     assert (await e2b.http.get("/v2/sandboxes")).json() == []

@@ -58,7 +58,7 @@ METHODS = {
     "Pools": "delete get list put",
     "Policies": "check delete get list of_sandbox put",
     "Templates": "get list",
-    "Keys": "create delete get list rotate",
+    "Keys": "create delete get list own rotate",
     "Credentials": "delete get list put rotate_key",
     "Projects": "create delete get list update",
     "Tokens": "list revoke revoke_all",

@@ -7,20 +7,28 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlencode
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hatchway.client import End, Exit, FileChange, FileEntry, Gap, Output, SessionEvent, Started
-from hatchway.client.models import LeadsTo
+from hatchway.client.aio import AsyncSandbox
+from hatchway.client.atransport import AsyncDriver
+from hatchway.client.config import Config
+from hatchway.client.models import LeadsTo, SandboxInfo
 from hatchway.e2b.envd import entries, multipart, paths, running, signatures, uploads, users
 from hatchway.e2b.envd.connect import ConnectError
-from hatchway.e2b.envd.downloads import coding
-from hatchway.e2b.envd.requests import Cut
+from hatchway.e2b.envd.downloads import _date, coding
+from hatchway.e2b.envd.endings import Endings
+from hatchway.e2b.envd.fileaccess import let_in
+from hatchway.e2b.envd.requests import Cut, Request
 from hatchway.e2b.envd.version import ENVD_VERSION
 from hatchway.e2b.envd.watching import Names, Wish
 from hatchway.e2b.errors import E2bError
+from hatchway.e2b.identity import Identity
 from hatchway.e2b.main import is_news
 
 # -- events of processes
@@ -345,6 +353,42 @@ def test_a_coding_that_is_not_had(accepted: str) -> None:
     with pytest.raises(E2bError) as caught:
         coding(accepted)
     assert caught.value.status == 406
+
+
+@pytest.mark.parametrize("date", ["Mon, 01 Jan 10000 00:00:00 GMT", "Mon, 01 Jan 99999 00:00:00 GMT", "soon", ""])
+def test_a_date_that_is_none_is_no_condition(date: str) -> None:
+    assert _date(date) is None
+
+
+def asked(query: dict[str, str], **headers: str) -> Request:
+    """A request for a file."""
+
+    class Known:
+        async def reach(self, sandbox_id: str) -> AsyncSandbox:
+            driver = AsyncDriver(Config("http://control.example", None), 1.0)
+            return AsyncSandbox(driver, msgspec.convert({"id": sandbox_id, "state": "running"}, SandboxInfo))
+
+        look = reach
+
+    async def nothing() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    known = Known()
+    scope = {"type": "http", "query_string": urlencode(query).encode()}
+    return Request(scope, nothing, headers, "x" * 20, known, Identity(b"s" * 32), Endings(known))
+
+
+def test_a_link_is_for_the_user_that_it_names() -> None:
+    """A header is not signed: with it, a link to `notes` in one user's home would lead into another's."""
+    root = "Basic " + base64.b64encode(b"root:").decode()
+    token = Identity(b"s" * 32).envd_token("x" * 20)
+    link = {"path": "notes", "signature": signatures.sign("notes", "read", "", token, None)}
+    access = asyncio.run(let_in(asked(link, authorization=root), "read", token))
+    assert (access.user, access.path) == (None, "notes")
+    for headers in ({"x-access-token": token}, {}):
+        whole = token if headers else None
+        access = asyncio.run(let_in(asked({"path": "notes"}, authorization=root, **headers), "read", whole))
+        assert access.user == "root"
 
 
 def test_an_answer_that_is_cut_off_is_no_news_and_every_other_error_is() -> None:

@@ -60,12 +60,15 @@ def list_(front: Front, project: Project = None, offline: Offline = False, data_
 
 @with_front
 def show_one(
-    front: Front, key_id: Annotated[str, typer.Argument(metavar="KEY", help="Its id.", show_default=False)]
+    front: Front,
+    key_id: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="Its id; without one, the key that asks.", show_default=False)
+    ] = None,
 ) -> None:
     """Show one API key, without its secret."""
     from .output import print_fields, print_json
 
-    found = front.client.keys.get(key_id)
+    found = front.client.keys.own() if key_id is None else front.client.keys.get(key_id)
     if front.json:
         print_json(found)
     else:

@@ -141,6 +141,10 @@ class AsyncKeys:
         """Returns the key with this id, without its secret; raises `NotFound`."""
         return await self._driver.run(calls.get_key(key_id))
 
+    async def own(self) -> Key:
+        """Returns the key that asks, without its secret: its project, and what it may do."""
+        return await self._driver.run(calls.own_key())
+
     async def rotate(self, key_id: str, *, overlap: float = 0.0) -> NewKey:
         """Makes a key in the place of another, which goes on for `overlap` seconds; the secret is in the answer, once."""
         return await self._driver.run(tenancycalls.rotate_key(key_id, overlap))

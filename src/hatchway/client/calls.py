@@ -409,6 +409,12 @@ def get_key(key_id: str) -> Flow[Key]:
     return either(reply.body, "key", Key)
 
 
+def own_key() -> Flow[Key]:
+    """Asks for the API key that asks."""
+    reply = yield from exchange(Request("GET", "/v1/key"))
+    return either(reply.body, "key", Key)
+
+
 def delete_key(key_id: str) -> Flow[None]:
     """Revokes an API key."""
     yield from exchange(Request("DELETE", f"/v1/keys/{segment(key_id)}"))

@@ -1,4 +1,4 @@
-"""/v1/keys: who may call. Only keys with the scope `admin` see and make keys."""
+"""/v1/keys: who may call. Only keys with the scope `admin` see and make keys; /v1/key is one's own."""
 
 import contextlib
 import os
@@ -126,6 +126,11 @@ async def get(call: Call[NoBody]) -> Response:
     if row.revoked_at is not None:
         raise keys.unknown(row.id)
     return answer(views.KeyAnswer(key=views.Key(**views.key_fields(row))))
+
+
+async def own(call: Call[NoBody]) -> Response:
+    """Shows the key that asks: its project, and what it may do."""
+    return answer(views.KeyAnswer(key=views.Key(**views.key_fields(call.key))))
 
 
 async def delete(call: Call[NoBody]) -> Response:
@@ -257,6 +262,7 @@ ENDPOINTS = (
         errors=(404, 409),
         repeated=_repeat,
     ),
+    Endpoint("GET", "/v1/key", own, "Show the key that asks", {200: views.KeyAnswer}, "keys"),
     Endpoint("GET", "/v1/keys/{id}", get, "Show a key", {200: views.KeyAnswer}, "keys", scope="admin", errors=(404,)),
     Endpoint(
         "DELETE",

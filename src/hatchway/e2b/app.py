@@ -16,6 +16,7 @@ from hatchway.e2b.ports import Admission, Ports
 from hatchway.e2b.resuming import Resuming, settings_of
 from hatchway.e2b.upgrades import upgrades_of
 from hatchway.e2b.wrapper import Wrapper
+from hatchway.wire.http_head import ABORT
 from hatchway.wire.tracing import Traced
 
 if TYPE_CHECKING:
@@ -119,12 +120,12 @@ class _Answering:
             failure = errors.of_client(error)
         except Exception as error:
             log.exception("%s %s failed", scope.get("method", scope["type"]), scope.get("path"))
-            if begun:
-                raise
             failure = E2bError(500, f"Something went wrong here ({type(error).__name__}).", retry=False)
         else:
             return
         if begun:
+            # Broken off with what waits to be sent: closing would wait for a client that takes nothing, for ever.
+            scope.get("extensions", {}).get(ABORT, lambda: None)()
             raise failure
         if scope["type"] == "websocket":
             closing = {"type": "websocket.close", "reason": failure.message[:120]}

@@ -117,7 +117,7 @@ async def _down(peer: Peer, http: h11.Connection, send: Send) -> None:
     response = await answers.head()
     if isinstance(response, h11.InformationalResponse):
         raise Broken("it upgraded the connection unasked")
-    fields = answer_fields(list(response.headers.raw_items()))
+    fields = answer_fields(list(response.headers.raw_items()), response.status_code)
     await send({"type": "http.response.start", "status": response.status_code, "headers": fields})
     while True:
         event = await answers.next()

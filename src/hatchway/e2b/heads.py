@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import h11
 
+from hatchway.e2b.errors import E2bError
+
 Fields = Sequence[tuple[bytes, bytes]]
 
 _HOP_BY_HOP = frozenset(
@@ -39,7 +41,9 @@ _OURS = frozenset(
         b"x-real-ip",
     }
 )
+_NOT_TAKEN = _HOP_BY_HOP | _OURS
 """Not taken from a client, however it writes them: servers take `_` for `-`."""
+_WITHOUT_BODY = frozenset({101, 204, 304})
 _KEPT = frozenset({b"host", b"content-length", b"cookie", b"set-cookie"})
 """Not to be removed by naming them in `Connection`."""
 
@@ -64,19 +68,22 @@ class Forwarding:
     """What the guest sees as `Host` instead."""
 
     def request(self, method: str, target: bytes, raw: Fields, *, upgrade: bytes = b"") -> h11.Request:
-        """The request to the guest; `upgrade` is what the connection shall become. Raises `h11.LocalProtocolError` for what cannot be written."""
+        """The request to the guest; `upgrade` is what the connection shall become: such a request has no body.
+
+        Raises `E2bError` 400 for what HTTP does not admit, though our server took it.
+        """
         lower = [(name.lower(), value) for name, value in raw]
         nominated = _listed(lower, b"connection") - _KEPT
         kept = [(b"Host", (self.masked if self.masked is not None else self.host).encode("latin-1"))]
         kept += [
             (name, value)
             for name, value in lower
-            if name != b"host"
-            and name not in _HOP_BY_HOP
-            and name not in nominated
-            and name.replace(b"_", b"-") not in _OURS
+            if name != b"host" and name not in nominated and name.replace(b"_", b"-") not in _NOT_TAKEN
         ]
-        if any(name == b"transfer-encoding" for name, _ in lower):
+        chunked = any(name == b"transfer-encoding" for name, _ in lower)
+        if upgrade and (chunked or any(name == b"content-length" and value.strip(b"0 ") for name, value in lower)):
+            raise E2bError(400, "A request for another protocol has no body.")
+        if chunked:
             kept = [(name, value) for name, value in kept if name != b"content-length"]
             kept.append((b"Transfer-Encoding", b"chunked"))
         if upgrade:
@@ -88,16 +95,24 @@ class Forwarding:
             (b"X-Forwarded-Host", self.host.encode("latin-1")),
             (b"X-Forwarded-Proto", b"https" if self.secure else b"http"),
         ]
-        return h11.Request(method=method.encode("ascii"), target=target, headers=kept)
+        try:
+            return h11.Request(method=method.encode("ascii"), target=target, headers=kept)
+        except (h11.LocalProtocolError, UnicodeEncodeError) as error:
+            raise E2bError(400, f"The request cannot be passed on: {error}") from None
 
 
-def answer_fields(raw: Fields) -> list[tuple[bytes, bytes]]:
-    """The fields of an answer to the client; names in lower case."""
+def answer_fields(raw: Fields, status: int) -> list[tuple[bytes, bytes]]:
+    """The fields of an answer to the client; names in lower case.
+
+    A length stays where it is that of the body that comes: not beside `Transfer-Encoding`, which says otherwise (RFC 9112, 6.3), and not
+    with a status that has no body, whatever the guest says of what it would have been.
+    """
     lower = [(name.lower(), value) for name, value in raw]
     nominated = _listed(lower, b"connection") - _KEPT
+    measured = status not in _WITHOUT_BODY and all(name != b"transfer-encoding" for name, _ in lower)
     kept = []
     for name, value in lower:
-        if name in _HOP_BY_HOP or name in nominated:
+        if name in _HOP_BY_HOP or name in nominated or (name == b"content-length" and not measured):
             continue
         if name == b"set-cookie":
             value = _host_only(value)

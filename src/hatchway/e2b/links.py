@@ -12,7 +12,7 @@ from hatchway.e2b.identity import Identity
 PATH = "/files"
 OPERATIONS = {"GET": "read", "HEAD": "read", "POST": "write"}
 MAX_KNOWN = 4096
-"""Sandboxes that are remembered; trying all of them takes some milliseconds."""
+"""Sandboxes that are remembered; trying all of them takes some milliseconds, however long the path is."""
 
 
 class Links:
@@ -33,16 +33,18 @@ class Links:
         """The sandbox that a request is for by its signature alone; None where it is none, or of a sandbox that is not known."""
         if path != PATH or method not in OPERATIONS or b"signature=" not in query:
             return None
-        from hatchway.e2b.envd.signatures import sign
+        from hatchway.e2b.envd.signatures import Signer, looks_signed
 
         try:
             fields = {name: values[0] for name, values in parse_qs(query.decode("latin-1"), max_num_fields=16).items()}
             expiration = int(fields["signature_expiration"]) if "signature_expiration" in fields else None
         except ValueError:
             return None
-        given = fields.get("signature", "").encode()
-        wanted = fields.get("path", ""), OPERATIONS[method], fields.get("username", "")
+        given = fields.get("signature", "")
+        if not looks_signed(given):
+            return None
+        signer = Signer(fields.get("path", ""), OPERATIONS[method], fields.get("username", ""), expiration)
         for sandbox_id, token in reversed(self._tokens.items()):
-            if hmac.compare_digest(given, sign(*wanted, token, expiration).encode()):
+            if hmac.compare_digest(given.encode(), signer.sign(token).encode()):
                 return sandbox_id
         return None

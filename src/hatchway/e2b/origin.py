@@ -19,7 +19,7 @@ API, SHARED = "api", "sandbox"
 ENVD_PORT = 49983
 """Where an SDK believes that the agent of a sandbox listens: commands and files."""
 
-_LABEL = re.compile(r"([0-9]{1,5})-([a-z0-9]+)(?:-[a-z0-9]+)?\.")
+_LABEL = re.compile(r"([0-9]{1,5})-([a-z0-9]{1,64})(?:-[a-z0-9]{1,64})?\.")
 _ID = re.compile(r"[a-z0-9]{1,64}")
 
 

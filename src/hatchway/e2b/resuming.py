@@ -121,6 +121,8 @@ class Resuming:
         except TimeoutError:
             raise refusals.in_transition(handle.id) from None
         except (ours.Conflict, ours.NotFound, ours.Gone):
-            pass  # something else came first: it is looked at again
+            await asyncio.sleep(
+                LOOK_AGAIN_S
+            )  # something else came first: it is looked at again, but not without a pause
         except (ours.OperationFailed, ours.WaitTimeout):
             raise refusals.in_transition(handle.id) from None

@@ -122,7 +122,7 @@ class Upgrade(asyncio.StreamReaderProtocol):
                 gone = await self._admission.gone(target)
                 raise gone or refusals.broken(target.sandbox_id, target.port, str(error)) from None
             upgraded = isinstance(head, h11.InformationalResponse)
-            fields = answer_fields(list(head.headers.raw_items()))
+            fields = answer_fields(list(head.headers.raw_items()), head.status_code)
             if upgraded:
                 fields += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
             else:

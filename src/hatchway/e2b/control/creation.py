@@ -1,5 +1,6 @@
 """POST /sandboxes and /v2/sandboxes."""
 
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300
 DEFAULT_TIMEOUT_V1_S = 15
 DAY_S = 24 * 3600
+_IDEMPOTENCY_KEY = re.compile(r"[!-~]{1,255}", re.ASCII)
 
 
 class AutoResume(msgspec.Struct, frozen=True):
@@ -97,6 +99,8 @@ async def _make(call: Call, body: dict[str, Any]) -> "SandboxInfo":
     from hatchway.client import calls
 
     key = call.request.headers.get("idempotency-key")
+    if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise E2bError(400, "Invalid Idempotency-Key: 1 to 255 printable characters of ASCII.")
     try:
         info, _ = await call.run(calls.create_sandbox(body, wait=True, timeout_s=call.left_s, idempotency_key=key))
     except (ours.OperationFailed, ours.WaitTimeout) as error:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 STATES = {"running": ("running",), "paused": views.PAUSED}
 MAX_LIMIT = 100
 MOST_AT_ONCE = 500
-HALF_MICROSECOND = 0.5e-6
-"""Times are compared as they are shown, to the microsecond."""
 
 _LIMIT = re.compile(r"[0-9]{1,9}")
 
@@ -44,7 +42,7 @@ async def list_(call: Call) -> Response:
     if order not in ("asc", "desc"):
         raise E2bError(400, f"Invalid order {order[:40]!r}: asc or desc.")
     if (after := call.query("startedAfter")) is not None:
-        filters["created_after"] = repr(_instant(after) - HALF_MICROSECOND)
+        filters["created_after"] = repr(_instant(after))
     if (template := call.query("template")) is not None:
         filters[f"annotation.{ANNOTATION}.template"] = _template(template)
     paged = {**filters, "state": ",".join(states), "order": order, "limit": str(_limit(call.query("limit")))}

@@ -26,6 +26,8 @@ LOOK_AGAIN_S = 0.05
 GUEST_UNRESPONSIVE = "sandbox_snapshot_guest_agent_unresponsive"
 """What SDKs know for memory that is not to be resumed: they say that the sandbox can be rebooted."""
 
+_COMMANDING = frozenset({"exec", "write"})
+"""Scopes of API v1 with either of which a key may do what a sandbox's token lets do."""
 _MEANWHILE = frozenset({"operation_in_flight", "wrong_state", "changed_meanwhile"})
 """What API v1 says where the sandbox was in another state than it was seen in."""
 
@@ -70,16 +72,26 @@ class Refresh(msgspec.Struct, frozen=True):
 
 
 async def get(call: Call) -> Response:
-    """GET /sandboxes/{id}. `allowInternetAccess` is as it was given, and false where policies above the sandbox's own bar the internet."""
+    """GET /sandboxes/{id}. `allowInternetAccess` is as it was given, and false where policies above the sandbox's own bar the internet.
+
+    The sandbox's token is shown to keys that may do what it lets do: not to one that reads alone.
+    """
     from hatchway.client import policycalls
 
     info, settings = await find(call)
-    shown = views.detail(call.wrapper, info, settings)
+    shown = views.detail(call.wrapper, info, settings, token=settings.secure and await _may_command(call))
     if shown["allowInternetAccess"] is not False:
         effective = await call.run(policycalls.effective_policy(info.id))
         if network.bars_internet(settings.network, effective.documents):
             shown["allowInternetAccess"] = False
     return answer(shown)
+
+
+async def _may_command(call: Call) -> bool:
+    """Whether the caller's key may do things in sandboxes."""
+    from hatchway.client import calls
+
+    return not _COMMANDING.isdisjoint((await call.run(calls.own_key())).scopes)
 
 
 async def connect(call: Call) -> Response:
@@ -122,8 +134,8 @@ async def _connect(call: Call, timeout_s: float, *, keep_memory: bool) -> Respon
         info, settings = await _settled(call)
         try:
             if info.state == "running":
-                if timeout_s > 0:
-                    info = await call.run(calls.extend_sandbox(info.id, timeout_s))
+                # Also where no time is asked for: the answer has the sandbox's token, which is not for a key that reads alone.
+                info = await call.run(calls.extend_sandbox(info.id, max(MIN_TIMEOUT_S, timeout_s)))
                 if info.state == "running" and info.operation is None:
                     return answer(views.sandbox(call.wrapper, info, settings), 200)
                 continue

@@ -1,6 +1,6 @@
 """What the API answers with: E2B's objects, made of ours. A member that SDKs need and that is missing is an exception at the user's."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from hatchway.domain.lifetimes import MAX_TIMEOUT_S
@@ -16,6 +16,7 @@ CLIENT_ID = "hatchway"
 TAG = "default"
 """What E2B calls the tag that is meant where none is named."""
 
+_MICROSECOND = timedelta(microseconds=1)
 PAUSED = ("suspended", "paused", "stopped")
 """Our states that are `paused` there: all from which a connect leads to `running`."""
 
@@ -59,8 +60,8 @@ def listed(info: "SandboxInfo", settings: Settings) -> dict[str, Any]:
     return shown
 
 
-def detail(wrapper: Wrapper, info: "SandboxInfo", settings: Settings) -> dict[str, Any]:
-    """A sandbox with all that is told of it."""
+def detail(wrapper: Wrapper, info: "SandboxInfo", settings: Settings, *, token: bool) -> dict[str, Any]:
+    """A sandbox with all that is told of it; `token`: to somebody who may have the right to its commands and files."""
     shown = listed(info, settings)
     shown["domain"] = wrapper.config.domain
     shown["lifecycle"] = {
@@ -68,7 +69,7 @@ def detail(wrapper: Wrapper, info: "SandboxInfo", settings: Settings) -> dict[st
         "onTimeout": "kill" if info.on_timeout == "delete" else "pause",
     }
     shown["allowInternetAccess"] = settings.allow_internet_access
-    if settings.secure:
+    if token:
         shown["envdAccessToken"] = wrapper.identity.envd_token(info.id)
     if settings.network is not None:
         shown["network"] = settings.network
@@ -145,5 +146,10 @@ def build_id(release: "Template") -> str:
 
 
 def time(seconds: float) -> str:
-    """Unix seconds as RFC 3339, to the microsecond."""
-    return datetime.fromtimestamp(round(seconds, 6), UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    """Unix seconds as RFC 3339: the last microsecond that is not behind them, so that who compares with it finds what it was of."""
+    found = datetime.fromtimestamp(round(seconds, 6), UTC)
+    while found.timestamp() > seconds:
+        found -= _MICROSECOND
+    while (later := found + _MICROSECOND).timestamp() <= seconds:
+        found = later
+    return found.isoformat(timespec="microseconds").replace("+00:00", "Z")

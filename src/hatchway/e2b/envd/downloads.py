@@ -172,8 +172,12 @@ def _part(text: str | None) -> _Part:
 
 
 def _date(text: str | None) -> float | None:
+    """Unix seconds; what is no date, or beyond all that there are, is as if it were not there."""
     found = None if text is None else email.utils.parsedate_tz(text)
-    return None if found is None else float(email.utils.mktime_tz(found))
+    try:
+        return None if found is None else float(email.utils.mktime_tz(found))
+    except (ValueError, OverflowError):
+        return None
 
 
 def _common(head: FileHead, path: str) -> list[tuple[bytes, bytes]]:

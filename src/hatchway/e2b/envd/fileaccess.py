@@ -32,12 +32,12 @@ async def let_in(request: Request, operation: str, token: str | None) -> Access:
     """Checks the right to an operation, by the token (None: it takes none) or by a signature. Raises `E2bError`."""
     query = query_of(request)
     path, user = query.get("path", ""), query.get("username", "")
-    if token is not None:
-        _check(request.headers, query, path, user, operation, token)
+    signed = token is not None and _check(request.headers, query, path, user, operation, token)
     handle = await request.sandbox()
     try:
-        files = paths.files_of(handle, user or request.user())
-        return Access(paths.local(path) if path else None, path, user or request.user(), files)
+        # Who has a link alone does what it says: a header is not signed, and would lead a relative path to another home.
+        named = user or (None if signed else request.user())
+        return Access(paths.local(path) if path else None, path, named, paths.files_of(handle, named))
     except ConnectError as error:
         raise E2bError(401 if error.code == "unauthenticated" else 400, error.message) from None
 
@@ -59,12 +59,13 @@ def query_of(request: Request) -> dict[str, str]:
 
 def _check(
     headers: Mapping[str, str], query: Mapping[str, str], path: str, user: str, operation: str, token: str
-) -> None:
+) -> bool:
+    """Whether it is a signature, not the token, that gives the right. Raises `E2bError` 401."""
     given = headers.get(ACCESS_TOKEN)
     if given is not None:
         if not same(given, token):
             raise E2bError(401, "access token present in header but does not match")
-        return
+        return False
     expiration: int | None = None
     if text := query.get("signature_expiration"):
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
@@ -73,6 +74,7 @@ def _check(
     refused = signatures.refusal(query.get("signature"), path, operation, user, token, expiration)
     if refused is not None:
         raise E2bError(401, refused)
+    return True
 
 
 def of_files(error: ours.HatchwayError, path: str) -> E2bError:

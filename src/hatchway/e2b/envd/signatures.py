@@ -3,17 +3,36 @@
 import base64
 import hashlib
 import hmac
+import re
 import time
 
 PREFIX = "v1_"
 READ, WRITE = "read", "write"
+_SIGNATURE = re.compile(r"v1_[A-Za-z0-9+/]{43}", re.ASCII)
+
+
+class Signer:
+    """Signs one request with the token of one sandbox after the other: what is the same for all is hashed once, however long it is."""
+
+    def __init__(self, path: str, operation: str, user: str, expiration: int | None) -> None:
+        self._begun = hashlib.sha256(f"{path}:{operation}:{user}:".encode())
+        self._rest = "" if expiration is None else f":{expiration}"
+
+    def sign(self, token: str) -> str:
+        """The signature with this token."""
+        digest = self._begun.copy()
+        digest.update(f"{token}{self._rest}".encode())
+        return PREFIX + base64.b64encode(digest.digest()).decode().rstrip("=")
+
+
+def looks_signed(given: str) -> bool:
+    """Whether a text could be a signature at all."""
+    return _SIGNATURE.fullmatch(given) is not None
 
 
 def sign(path: str, operation: str, user: str, token: str, expiration: int | None) -> str:
     """The signature of a path as it stands in the query; `user` is "" where none is named, `expiration` in Unix seconds."""
-    signed = f"{path}:{operation}:{user}:{token}" + ("" if expiration is None else f":{expiration}")
-    digest = hashlib.sha256(signed.encode()).digest()
-    return PREFIX + base64.b64encode(digest).decode().rstrip("=")
+    return Signer(path, operation, user, expiration).sign(token)
 
 
 def refusal(
