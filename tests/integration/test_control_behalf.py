@@ -1,5 +1,8 @@
 """The E2B wrapper's socket of the control plane: what may be asked there on behalf of a sandbox, and that nowhere else may."""
 
+import asyncio
+import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,10 @@ from tests.support.control_fixtures import database_url, folder, node
 from tests.support.control_service import Service, in_process
 from tests.support.node_double import NodeDouble
 
-from hatchway.control import behalf
+from hatchway.control import behalf, events
+from hatchway.control.events import MAX_OF_WRAPPERS
 from hatchway.control.main import ControlConfig
-from hatchway.wire.behalf import ANNOTATION, HEADER, KEY_ID, SOCKET
+from hatchway.wire.behalf import ALL, ANNOTATION, HEADER, KEY_ID, SOCKET
 
 __all__ = ["database_url", "folder", "node"]
 
@@ -152,3 +156,86 @@ async def test_another_users_connection_is_cut(folder: Path, monkeypatch: pytest
                     await client.get("/healthz", headers={"authorization": f"Bearer {service.key}"})
     finally:
         await double.die()
+
+
+async def next_event(lines: AsyncIterator[str]) -> tuple[str, dict[str, Any]]:
+    """Kind and data of the next event that is no ping."""
+    kind = ""
+    async with asyncio.timeout(20):
+        async for line in lines:
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("data: ") and kind not in ("", "ping"):
+                return kind, json.loads(line.removeprefix("data: "))
+    raise AssertionError("the stream ended")
+
+
+async def test_states_of_all_that_it_speaks_for_are_told_and_nothing_else(
+    service: Service, wrapper: httpx.AsyncClient
+) -> None:
+    ours, other = await service.create(annotations=OURS), await service.create(annotations={"another": 1})
+    async with wrapper.stream("GET", "/v1/events", headers={HEADER: ALL}) as stream:
+        assert stream.status_code == 200
+        lines = aiter(stream.aiter_lines())
+        while await anext(lines) != "event: ping":
+            pass
+        for one in (other, ours):
+            await service.http.post(f"/v1/sandboxes/{one['id']}/suspend", headers={"prefer": "wait=20"})
+        kind, told = await next_event(lines)
+        assert (kind, told["subject"], told["data"]["state"]) == ("sandbox.state_changed", ours["id"], "suspended")
+        for one in (other, ours):
+            await service.http.delete(f"/v1/sandboxes/{one['id']}", headers={"prefer": "wait=20"})
+        kind, told = await next_event(lines)
+        assert (kind, told["subject"], told["data"]["state"]) == ("sandbox.state_changed", ours["id"], "deleted")
+        last = str(told["sequence"])
+    # And from where one was.
+    made = await service.create(annotations=OURS)
+    async with wrapper.stream("GET", "/v1/events", headers={HEADER: ALL, "last-event-id": last}) as stream:
+        _, told = await next_event(aiter(stream.aiter_lines()))
+        assert (told["subject"], told["data"]["state"]) == (made["id"], "running")
+
+
+async def test_for_all_nothing_but_that_is_asked(service: Service, wrapper: httpx.AsyncClient) -> None:
+    sandbox = await service.create(annotations=OURS)
+    for method, path in (("GET", "/v1/sandboxes"), ("GET", f"/v1/sandboxes/{sandbox['id']}"), ("GET", "/v1/audit")):
+        refused = await wrapper.request(method, path, headers={HEADER: ALL})
+        assert (refused.status_code, refused.json()["code"]) == (403, "on_behalf_refused"), path
+    async with service.client(None) as client:
+        refused = await client.get("/v1/events", headers={HEADER: ALL})
+        assert (refused.status_code, refused.json()["code"]) == (403, "on_behalf_refused")
+    refused = await wrapper.get("/v1/events", headers=speaking(sandbox))
+    assert refused.status_code == 403
+
+
+async def test_streams_of_wrappers_are_bounded_and_take_no_place_from_others(
+    service: Service, wrapper: httpx.AsyncClient
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(MAX_OF_WRAPPERS):
+            stream = await stack.enter_async_context(wrapper.stream("GET", "/v1/events", headers={HEADER: ALL}))
+            assert stream.status_code == 200
+        refused = await wrapper.get("/v1/events", headers={HEADER: ALL})
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
+        async with service.http.stream("GET", "/v1/events") as other:
+            assert other.status_code == 200
+
+
+async def test_a_stream_says_that_it_lives_however_much_happens_that_it_does_not_tell(
+    service: Service, wrapper: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "PING_EVERY_S", 0.2)
+
+    async def busy() -> None:
+        while True:
+            await service.http.post("/v1/keys", json={"name": "one of many", "scopes": ["read"]})
+
+    async with wrapper.stream("GET", "/v1/events", headers={HEADER: ALL}) as stream:
+        lines, pings = aiter(stream.aiter_lines()), 0
+        going_on = asyncio.create_task(busy())
+        try:
+            async with asyncio.timeout(20):
+                while pings < 4:
+                    pings += await anext(lines) == "event: ping"
+        finally:
+            going_on.cancel()
+            await asyncio.gather(going_on, return_exceptions=True)

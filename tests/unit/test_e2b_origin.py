@@ -13,6 +13,8 @@ from hatchway.e2b.identity import Identity
 from hatchway.e2b.origin import Target
 
 ID = "abcdefghij0123456789"
+IDENTITY = Identity(b"s" * 32)
+TOKEN = IDENTITY.envd_token(ID)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +33,19 @@ ID = "abcdefghij0123456789"
             {"host": f"80-{ID}.sandboxes.example", "e2b-sandbox-id": "other", "e2b-sandbox-port": "1"},
             Target(ID, 80, True),
         ),
+        # The token alone, where nothing else says it.
+        ({"x-access-token": TOKEN}, Target(ID, 49983, False)),
+        ({"x-access-token": TOKEN, "host": "sandbox.ours.example"}, Target(ID, 49983, False)),
+        ({"x-access-token": TOKEN, "x-api-key": "e2b_00"}, None),
+        ({"x-access-token": TOKEN, "host": "api.ours.example"}, None),
+        ({"x-access-token": TOKEN, "e2b-sandbox-id": "other", "e2b-sandbox-port": "80"}, Target("other", 80, False)),
+        ({"x-access-token": TOKEN[::-1]}, None),
+        ({"x-access-token": ID}, None),
+        ({"x-access-token": "é"}, None),
     ],
 )
 def test_what_a_request_is_for(headers: dict[str, str], expected: Target | None) -> None:
-    assert origin.target(headers) == expected
+    assert origin.target(headers, ("ours.example",), IDENTITY.sandbox_of) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,6 +95,9 @@ def test_tokens_follow_from_the_secret_and_the_sandbox() -> None:
     assert not identity.same(one.traffic_token(ID), one.envd_token(ID))
     assert not identity.same(None, one.envd_token(ID))
     assert not identity.same("é", one.envd_token(ID))
+    assert one.sandbox_of(one.envd_token(ID)) == ID
+    for none in (other.envd_token(ID), one.traffic_token(ID), ID + one.traffic_token(ID), ID, ""):
+        assert one.sandbox_of(none) is None
     with pytest.raises(Forbidden, match="secret_too_short"):
         Identity(b"short")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from hatchway import client
 from hatchway.bench.concurrency import concurrency
 from hatchway.bench.density import density
+from hatchway.bench.e2b import e2b
 from hatchway.bench.egress import egress
 from hatchway.bench.files import files
 from hatchway.bench.floor import make_floor
@@ -149,6 +150,7 @@ BENCHES: dict[str, Callable[[Options], list[Metric]]] = {
     "policy": lambda options: policy(options.runs),
     "egress": egress,
     "recovery": recovery,
+    "e2b": e2b,
 }
 
 

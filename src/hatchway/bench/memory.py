@@ -11,12 +11,24 @@ EVERY_S = 0.1
 
 def own_processes(data_dir: Path) -> list[int]:
     """Returns the pids of supervisor, roles and parked shims. Raises `NotFound("not_up")` when no service runs on this folder."""
+    roles = role_processes(data_dir)
     try:
-        roles = json.loads((data_dir / "run" / "roles.json").read_bytes())
         supervisor = json.loads((data_dir / "endpoint.json").read_bytes())["pid"]
     except FileNotFoundError:
-        raise NotFound("not_up", f"No service runs on {data_dir}.", "Start it: hatchway up.") from None
+        raise _not_up(data_dir) from None
     return [supervisor, *roles.values(), *children(roles["launcher"])]
+
+
+def role_processes(data_dir: Path) -> dict[str, int]:
+    """Returns the pids of the roles. Raises `NotFound("not_up")`."""
+    try:
+        return dict(json.loads((data_dir / "run" / "roles.json").read_bytes()))
+    except FileNotFoundError:
+        raise _not_up(data_dir) from None
+
+
+def _not_up(data_dir: Path) -> NotFound:
+    return NotFound("not_up", f"No service runs on {data_dir}.", "Start it: hatchway up.")
 
 
 def children(pid: int) -> list[int]:
@@ -53,12 +65,12 @@ def rss_mib(pid: int) -> float:
 
 
 class Growth:
-    """Watches the resident memory of all our processes together while its block runs."""
+    """Watches the resident memory of all our processes together, or of those that are named, while its block runs."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, pids: list[int] | None = None) -> None:
         self.mib = 0.0
         """The most that it was above where it began."""
-        self._pids = own_processes(data_dir)
+        self._pids = own_processes(data_dir) if pids is None else pids
         self._before = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

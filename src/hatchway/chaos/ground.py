@@ -13,7 +13,7 @@ from hatchway.chaos.model import Divergence
 from hatchway.chaos.roles import Roles, starttime
 from hatchway.client import AsyncHatchway, HatchwayError
 
-ROLES = ("control", "node", "launcher", "audit", "broker", "egress-0")
+ROLES = ("control", "node", "launcher", "audit", "broker", "egress-0", "e2b")
 MEMORY, DISK = "/dev/shm/chaos", "/var/tmp/chaos"
 WITHIN_S = 120.0
 

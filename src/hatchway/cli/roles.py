@@ -200,7 +200,7 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[floor|create|pools|exec|idle|stream|files|slots|density|lifecycle|fork|concurrency|hostile|neighbour|fair|policy|egress|recovery]...",
+            metavar="[floor|create|pools|exec|idle|stream|files|slots|density|lifecycle|fork|concurrency|hostile|neighbour|fair|policy|egress|recovery|e2b]...",
             help="Default: all.",
         ),
     ] = None,
@@ -219,7 +219,9 @@ def chaos(
     only: Annotated[
         str | None,
         typer.Option(
-            "--only", metavar="ROLE,...", help="Of control, node, launcher, audit, broker and egress-0; default: all."
+            "--only",
+            metavar="ROLE,...",
+            help="Of control, node, launcher, audit, broker, egress-0 and e2b; default: all.",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Walk as an earlier run did.")] = None,

@@ -268,8 +268,14 @@ def resize(line: Line, rows: int, cols: int) -> Flow[None]:
     yield from line.call(build)
 
 
-def service_events(after: str | None, filters: Mapping[str, str]) -> Stream[ServiceEvent]:
-    """What changes in the project, for as long as the caller iterates; goes on by itself after a lost connection."""
+PING = "ping"
+
+
+def service_events(after: str | None, filters: Mapping[str, str], *, pings: bool = False) -> Stream[ServiceEvent]:
+    """What changes in the project, for as long as the caller iterates; goes on by itself after a lost connection.
+
+    `pings` gives those too: the first one says that from then on nothing is missed.
+    """
     patience = Patience("The event stream", "Go on after the last event's id when the service is back.")
     last = after
     while True:
@@ -285,9 +291,12 @@ def service_events(after: str | None, filters: Mapping[str, str]) -> Stream[Serv
                     raise ConnectionFailed("The stream ended.")
                 for event in parser.feed(piece):
                     patience.progress()
-                    if event.name == "ping":
-                        continue
+                    # A ping tells the position too: whoever has seen no event yet misses none that comes while the connection is lost.
                     last = event.id or last
+                    if event.name == PING:
+                        if pings:
+                            yield Emit(ServiceEvent(id=event.id, kind=PING))
+                        continue
                     told = decode(event.data, _Told)
                     yield Emit(
                         ServiceEvent(

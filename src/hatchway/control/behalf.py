@@ -14,10 +14,10 @@ from hatchway.control.plane import Plane
 from hatchway.domain.errors import Forbidden, NotFound
 from hatchway.domain.ids import is_id
 from hatchway.domain.lifecycle import State
-from hatchway.storage import operations, sandboxes, sessions
+from hatchway.storage import operations, outbox, sandboxes, sessions
 from hatchway.storage.rows import KeyRow, SandboxRow
 from hatchway.wire import tracing
-from hatchway.wire.behalf import ANNOTATION, HEADER, KEY_ID
+from hatchway.wire.behalf import ALL, ANNOTATION, HEADER, KEY_ID
 from hatchway.wire.http_head import BoundedHead
 
 SCOPES = ("read", "exec", "write")
@@ -37,6 +37,7 @@ _OF_SESSION = frozenset(
     {("GET", "/v1/sessions/{id}"), ("DELETE", "/v1/sessions/{id}"), ("POST", "/v1/sessions/{id}/token")}
 )
 _OF_OPERATION = frozenset({("GET", "/v1/operations/{id}")})
+_OF_ALL = frozenset({("GET", "/v1/events")})
 
 
 async def key_of(plane: Plane, request: Request, endpoint: Endpoint, *, admitted: bool) -> KeyRow | None:
@@ -50,6 +51,10 @@ async def key_of(plane: Plane, request: Request, endpoint: Endpoint, *, admitted
         return None
     if not admitted or "authorization" in request.headers:
         raise _refused("Nobody asks on behalf of a sandbox here.", f"Leave `{HEADER}` out, and send a key.")
+    if sandbox_id == ALL:
+        if (endpoint.method, endpoint.path) not in _OF_ALL:
+            raise _refused("This is not asked on behalf of all sandboxes.", "Name one of them.")
+        return _key(outbox.INSTALLATION, ("read",), 0.0)
     row = await plane.database.read(sandboxes.find, sandbox_id) if is_id(sandbox_id) else None
     if row is None or row.pool is not None or row.state is State.DELETED or ANNOTATION not in (row.annotations or {}):
         raise NotFound("unknown_sandbox", f"There is no sandbox {sandbox_id[:64]!r} to be spoken for.", "Create one.")
@@ -59,7 +64,7 @@ async def key_of(plane: Plane, request: Request, endpoint: Endpoint, *, admitted
             f"This is not for the sandbox {row.id} to ask.",
             "Name the sandbox itself, one of its sessions or operations.",
         )
-    key = _key(row)
+    key = _key(row.project, SCOPES, row.created_at)
     if endpoint.scope is not None:
         require_scope(key, endpoint.scope)
     return key
@@ -80,14 +85,14 @@ async def _own(plane: Plane, request: Request, endpoint: Endpoint, row: SandboxR
     return False
 
 
-def _key(row: SandboxRow) -> KeyRow:
+def _key(project: str, scopes: tuple[str, ...], created_at: float) -> KeyRow:
     return KeyRow(
         id=KEY_ID,
-        project=row.project,
+        project=project,
         name=KEY_ID,
         prefix="",
-        scopes=SCOPES,
-        created_at=row.created_at,
+        scopes=scopes,
+        created_at=created_at,
         expires_at=None,
         last_used_at=None,
         revoked_at=None,

@@ -4,6 +4,8 @@ Every stream reads from the database at its own pace, so that a slow client cost
 """
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -18,9 +20,15 @@ from hatchway.domain.errors import Exhausted, InvalidRequest
 from hatchway.storage import outbox, retention, settings
 from hatchway.storage.database import Connection
 from hatchway.storage.rows import EventRow, KeyRow
+from hatchway.wire.behalf import ANNOTATION, KEY_ID
 
 PING_EVERY_S = 15.0
 BATCH = 200
+MAX_OF_WRAPPERS = 8
+"""Streams of E2B wrappers. They take no place from others, and others none from them: by them open streams of a sandbox that ended are cut."""
+
+Follow = Callable[[Connection, int], tuple[list[EventRow], int]]
+"""What came after a position, and the position behind it."""
 
 
 class StreamEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,15 +40,16 @@ class StreamEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 async def stream(call: Call[NoBody]) -> Response:
     """Streams events until the client leaves."""
-    plane = call.plane
-    if plane.event_streams >= plane.config.max_event_streams:
+    plane, wrapper = call.plane, call.key.id == KEY_ID
+    others = plane.event_streams - plane.event_streams_of[outbox.INSTALLATION]
+    if not wrapper and others >= plane.config.max_event_streams:
         raise Exhausted(
             "too_many_streams",
-            f"{plane.event_streams} event streams are open.",
+            f"{others} event streams are open.",
             "Close one, then try again.",
             limit=plane.config.max_event_streams,
         )
-    most = plane.config.max_event_streams_per_project
+    most = MAX_OF_WRAPPERS if wrapper else plane.config.max_event_streams_per_project
     if plane.event_streams_of[call.project] >= most:
         raise Exhausted(
             "too_many_streams",
@@ -59,7 +68,21 @@ async def stream(call: Call[NoBody]) -> Response:
         raise
     if begin is None or begin > last:
         begin, purged = last, 0
-    return _EventStream(plane, begin, purged, projects, call.query.subject, call.key)
+    follow = _of_wrappers if wrapper else _of_projects(projects)
+    return _EventStream(plane, begin, purged, follow, call.query.subject, call.key)
+
+
+def _of_projects(projects: tuple[str, ...]) -> Follow:
+    def follow(connection: Connection, position: int) -> tuple[list[EventRow], int]:
+        rows = outbox.after(connection, position, projects, BATCH)
+        return rows, rows[-1].sequence if rows else position
+
+    return follow
+
+
+def _of_wrappers(connection: Connection, position: int) -> tuple[list[EventRow], int]:
+    """Nothing but states, and of no sandboxes but theirs."""
+    return outbox.states_after(connection, position, ANNOTATION, BATCH)
 
 
 def _closed(plane: Plane, project: str) -> None:
@@ -90,7 +113,7 @@ class _EventStream(Response):
         plane: Plane,
         position: int,
         purged: int,
-        projects: tuple[str, ...],
+        follow: Follow,
         subject: str | None,
         key: KeyRow,
     ) -> None:
@@ -101,7 +124,7 @@ class _EventStream(Response):
         self._plane = plane
         self._position = position
         self._purged = purged
-        self._projects = projects
+        self._follow = follow
         self._subject = subject
         self._key = key
         self._bell = asyncio.Event()
@@ -109,12 +132,13 @@ class _EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         self._plane.database.on_commit.add(self._bell.set)
-        tasks = (
+        tasks = [
             loop.create_task(self._pump(send)),
             loop.create_task(_gone(receive)),
             loop.create_task(self._plane.ending.wait()),
-            loop.create_task(self._plane.auth.until_ended(self._key)),
-        )
+        ]
+        if self._key.id != KEY_ID:  # that one is no key that could end
+            tasks.append(loop.create_task(self._plane.auth.until_ended(self._key)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks[0] in done:
@@ -133,20 +157,24 @@ class _EventStream(Response):
         if self._position < self._purged:
             await self._send(send, _sse("gap", str(self._purged), {"from": self._position, "to": self._purged}))
             self._position = self._purged
+        now = asyncio.get_running_loop().time
+        ping_at = now() + PING_EVERY_S
         while True:
             self._bell.clear()
-            rows = await self._plane.database.read(outbox.after, self._position, self._projects, BATCH)
+            rows, self._position = await self._plane.database.read(self._follow, self._position)
             if rows:
-                self._position = rows[-1].sequence
                 shown = [_show(row) for row in rows if self._subject in (None, row.subject)]
                 if shown:
                     await self._send(send, b"".join(shown))
+                    ping_at = now() + PING_EVERY_S
                 continue
-            try:
-                async with asyncio.timeout(PING_EVERY_S):
-                    await self._bell.wait()
-            except TimeoutError:
+            # However often something happens that this stream does not tell, what it says itself is not put off.
+            if now() >= ping_at:
                 await self._send(send, _ping(self._position))
+                ping_at = now() + PING_EVERY_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(ping_at):
+                    await self._bell.wait()
 
     @staticmethod
     async def _send(send: Send, octets: bytes) -> None:

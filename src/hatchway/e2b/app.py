@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hatchway.client.models import SandboxInfo
     from hatchway.e2b.envd.app import Envd
 
-ACCESS_TOKEN = "x-access-token"
-
 TARGET = "hatchway.e2b.target"
 """In the state of a request for a sandbox: its `origin.Target`."""
 
@@ -81,15 +79,16 @@ class App:
                 self._wrapper.identity,
                 secure=lambda info: settings_of(info).secure,
                 gone=self._resuming.doubt,
+                fresh=self._resuming.fresh,
             )
         return self._envd
 
     def _target(self, headers: Mapping[str, str]) -> origin.Target | None:
-        return origin.target(headers, self._domains)
+        return origin.target(headers, self._domains, self._wrapper.identity.sandbox_of)
 
     def _may_command(self, info: "SandboxInfo", headers: Mapping[str, str]) -> bool:
         """Whether a request has the right to commands and files, by which it may resume the sandbox too."""
-        given = headers.get(ACCESS_TOKEN)
+        given = headers.get(origin.ACCESS_TOKEN)
         return not settings_of(info).secure or same(given, self._wrapper.identity.envd_token(info.id))
 
 

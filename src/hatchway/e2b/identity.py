@@ -11,6 +11,8 @@ from hatchway.wire.small_files import replace_file
 
 MIN_SECRET = 16
 SECRET_OCTETS = 32
+DIGITS = 64
+"""Of what is derived, in hexadecimal."""
 NAME = "secret"
 """File in the role's folder."""
 
@@ -29,8 +31,13 @@ class Identity:
         self._secret = secret
 
     def envd_token(self, sandbox_id: str) -> str:
-        """What `X-Access-Token` must be: the right to commands and files of the sandbox."""
-        return self._derive("envd", sandbox_id)
+        """What `X-Access-Token` must be: the right to commands and files of the sandbox, whose id it begins with."""
+        return sandbox_id + self._derive("envd", sandbox_id)
+
+    def sandbox_of(self, envd_token: str) -> str | None:
+        """The sandbox that a token gives the right to; None for what is no token of this installation."""
+        sandbox_id = envd_token[:-DIGITS]
+        return sandbox_id if sandbox_id and same(envd_token, self.envd_token(sandbox_id)) else None
 
     def traffic_token(self, sandbox_id: str) -> str:
         """What `E2B-Traffic-Access-Token` must be, where the ports of the sandbox are not public."""

@@ -56,6 +56,9 @@ async def serve(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, MAX_FILES), hard))
     logging.getLogger("uvicorn.error").addFilter(is_news)
+    logging.getLogger("httpx").setLevel(
+        logging.WARNING
+    )  # it writes a line for each request, which the control plane has too
     ending = ending or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -3,10 +3,13 @@
 A host name `PORT-ID.DOMAIN` says it; under any other host the headers `E2b-Sandbox-Id` and `E2b-Sandbox-Port` do; what has neither is for
 the API. Of a domain that is ours all names have a meaning: `api.DOMAIN` is the API whatever the headers are, `sandbox.DOMAIN` goes by the headers
 alone, what is none of a port is refused.
+
+Some SDKs (2.20 after `AsyncSandbox.connect`) send neither name nor headers with one URL for everything, but the sandbox's token: it says which
+sandbox it is for, and is for commands and files alone.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hatchway.e2b.errors import E2bError
@@ -14,6 +17,7 @@ from hatchway.e2b.errors import E2bError
 SANDBOX_ID = "e2b-sandbox-id"
 SANDBOX_PORT = "e2b-sandbox-port"
 API_KEY = "x-api-key"
+ACCESS_TOKEN = "x-access-token"
 API, SHARED = "api", "sandbox"
 """Labels under a domain of ours."""
 ENVD_PORT = 49983
@@ -37,10 +41,14 @@ class Target:
         return self.port == ENVD_PORT
 
 
-def target(headers: Mapping[str, str], domains: tuple[str, ...] = ()) -> Target | None:
+def target(
+    headers: Mapping[str, str],
+    domains: tuple[str, ...] = (),
+    of_token: Callable[[str], str | None] = lambda _: None,
+) -> Target | None:
     """The sandbox that a request is for, None for the API; names of `headers` are in lower case. Raises `E2bError` 400.
 
-    `domains` are ours, in lower case and without a port.
+    `domains` are ours, in lower case and without a port; `of_token` gives the sandbox of a token that is good.
     """
     host = _name(headers.get("host", ""))
     if match := _LABEL.match(host):
@@ -52,6 +60,10 @@ def target(headers: Mapping[str, str], domains: tuple[str, ...] = ()) -> Target 
         raise E2bError(400, "Invalid host")
     sandbox_id, port = headers.get(SANDBOX_ID), headers.get(SANDBOX_PORT)
     if sandbox_id is None and port is None:
+        token = headers.get(ACCESS_TOKEN)
+        found = of_token(token) if token is not None and API_KEY not in headers else None
+        if found is not None:
+            return Target(found, ENVD_PORT, by_host=False)
         if label == SHARED:
             raise E2bError(400, "missing header: E2b-Sandbox-Id")
         return None

@@ -4,12 +4,13 @@ The client's library is imported with the first request: a wrapper that nobody u
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from hatchway.wire.behalf import HEADER
+from hatchway.wire.behalf import ALL, HEADER
 
 if TYPE_CHECKING:
     from hatchway.client.aio import AsyncSandbox
@@ -60,8 +61,30 @@ class Reaching:
         if asked is None:
             asked = asyncio.get_running_loop().create_task(self._ask(sandbox_id))
             self._asked[sandbox_id] = asked
-            asked.add_done_callback(lambda _: self._asked.pop(sandbox_id, None))
+            asked.add_done_callback(lambda done: self._asked.get(sandbox_id) is done and self._asked.pop(sandbox_id))
         return await asyncio.shield(asked)
+
+    def changed(self, sandbox_id: str) -> None:
+        """The sandbox is not any more as it was: what is being answered may be old, and is no answer to who asks from now on."""
+        self._asked.pop(sandbox_id, None)
+
+    async def changes(self) -> "AsyncIterator[tuple[str, str] | None]":
+        """The sandboxes of the wrapper whose state changes, each with the new one, for as long as the caller iterates. None at the beginning, and
+        wherever changes may have been missed: what is of interest is to be looked at then. Raises `hatchway.client.HatchwayError`."""
+        from hatchway.client import streams
+
+        told = self.for_sandbox(ALL).stream(streams.service_events(None, {}, pings=True))
+        async with contextlib.aclosing(told) as events:
+            begun = False
+            async for event in events:
+                if event.kind == streams.PING:
+                    if not begun:
+                        begun = True
+                        yield None
+                elif event.kind == "gap":
+                    yield None
+                else:
+                    yield event.subject, str(event.data.get("state"))
 
     def knows(self, sandbox_id: str) -> bool:
         """Whether there is a handle of it."""

@@ -51,6 +51,7 @@ class Resuming:
         self._within_s = within_s
         self._running_at: OrderedDict[str, float] = OrderedDict()
         self._waking: dict[str, asyncio.Task[None]] = {}
+        self._doubts = 0
 
     async def running(self, sandbox_id: str, may_resume: MayResume = lambda _: True) -> "AsyncSandbox":
         """The handle of a sandbox that runs. `may_resume` tells whether the request has the right to resume it.
@@ -61,16 +62,17 @@ class Resuming:
         now = asyncio.get_running_loop().time
         until = now() + self._within_s
         while True:
-            seen = self._running_at.get(sandbox_id)
-            if seen is not None and now() - seen < FRESH_S and self._reaching.knows(sandbox_id):
+            if self.fresh(sandbox_id) and self._reaching.knows(sandbox_id):
                 return await self._reached(sandbox_id, looking=False)
+            doubts = self._doubts
             handle = await self._reached(sandbox_id, looking=True)
             state, operation = handle.info.state, handle.info.operation
             kind = "" if operation is None else str(operation.get("kind", ""))
             if state in (State.DELETED, State.FAILED) or kind == "delete":
                 raise refusals.not_found(sandbox_id)
             if state == State.RUNNING and (operation is None or kind in _RUNS_ON):
-                self._note(sandbox_id, now())
+                if doubts == self._doubts:  # else it may have stopped since it answered
+                    self._note(sandbox_id, now())
                 return handle
             if operation is None:
                 if state not in _ASLEEP or not settings_of(handle.info).auto_resume:
@@ -86,7 +88,14 @@ class Resuming:
 
     def doubt(self, sandbox_id: str) -> None:
         """It was found not to run, or is being changed."""
+        self._doubts += 1
+        self._reaching.changed(sandbox_id)
         self._running_at.pop(sandbox_id, None)
+
+    def fresh(self, sandbox_id: str) -> bool:
+        """Whether it was seen running a moment ago, and nothing has been heard since."""
+        seen = self._running_at.get(sandbox_id)
+        return seen is not None and asyncio.get_running_loop().time() - seen < FRESH_S
 
     async def _reached(self, sandbox_id: str, *, looking: bool) -> "AsyncSandbox":
         try:

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Connection, bindparam, false, func, insert, select, text
 
 from hatchway.storage.rows import EventRow
-from hatchway.storage.tables import events
+from hatchway.storage.tables import events, sandboxes
 
 INSTALLATION = ""
 """Project of the events that belong to no project, such as a node that went away; only administrators see them."""
@@ -40,6 +40,9 @@ _AFTER = (
 _AFTER_ANY = (
     select(events).where(events.c.sequence > bindparam("after")).order_by(events.c.sequence).limit(bindparam("count"))
 )
+
+
+STATE_CHANGED = "sandbox.state_changed"
 
 
 def append(
@@ -79,6 +82,26 @@ def after(connection: Connection, sequence: int, projects: tuple[str, ...], limi
     """The events after `sequence`, oldest first, at most `limit`."""
     rows = connection.execute(_AFTER, {"after": sequence, "projects": projects, "count": limit}).mappings()
     return [EventRow(**row) for row in rows]
+
+
+def states_after(connection: Connection, sequence: int, annotation: str, limit: int) -> tuple[list[EventRow], int]:
+    """The changes of state after `sequence` of sandboxes that have this annotation, of all projects, oldest first; and up to where was looked."""
+    upto = bounds(connection)[1]
+    wanted = (
+        select(events)
+        .join(sandboxes, sandboxes.c.id == events.c.subject)
+        .where(
+            events.c.sequence > sequence,
+            events.c.sequence <= upto,
+            events.c.kind == STATE_CHANGED,
+            events.c.unseen == false(),
+            sandboxes.c.annotations[annotation].as_string().is_not(None),
+        )
+        .order_by(events.c.sequence)
+        .limit(limit)
+    )
+    found = [EventRow(**row) for row in connection.execute(wanted).mappings()]
+    return found, found[-1].sequence if len(found) == limit else max(upto, sequence)
 
 
 def bounds(connection: Connection) -> tuple[int, int]:

@@ -47,17 +47,19 @@ def _nothing(_: str) -> None:
 class Envd:
     """The agents of all sandboxes, as one application. The id of the sandbox is told with each request: see `serve`.
 
-    `secure` tells whether a sandbox takes its token only; `gone` hears of one that was found not to run.
+    `secure` tells whether a sandbox takes its token only; `gone` hears of one that was found not to run; `fresh` tells of one whether it was seen
+    running a moment ago, and `gone` not called since.
     """
 
     sandboxes: Sandboxes
     identity: Identity
     secure: Callable[[SandboxInfo], bool] = lambda _: True
     gone: Callable[[str], None] = _nothing
+    fresh: Callable[[str], bool] = lambda _: False
     _plain: Plain = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        self._endings = Endings(self.sandboxes)
+        self._endings = Endings(self.sandboxes, gone=self.gone, fresh=self.fresh)
         services: Mapping[str, Mapping[str, Method]] = {
             process.NAME: process.Process().methods(),
             filesystem.NAME: filesystem.Filesystem().methods(),

@@ -1,5 +1,6 @@
 """What the room is given: the way to sandboxes, and who they are."""
 
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from hatchway.client.aio import AsyncSandbox
@@ -13,6 +14,9 @@ class Sandboxes(Protocol):
 
     async def look(self, sandbox_id: str) -> AsyncSandbox:
         """The handle with `info` as it is now. Raises the same."""
+
+    def changes(self) -> AsyncIterator[tuple[str, str] | None]:
+        """Sandboxes whose state changes, with the new one. None: what was before may have been missed. Raises `hatchway.client.HatchwayError`."""
 
 
 class Identity(Protocol):

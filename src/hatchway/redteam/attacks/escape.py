@@ -22,7 +22,7 @@ ATTACKS: tuple[Attack, ...] = (
         "gateway-by-hand": "by_hand('10.200.0.1', facts['port'], B)",
         "port-datagram": "udp(facts['here'][0], facts['port'], B)",
         "gateway-datagram": "frame(ip4('10.200.0.1', 17, udp4('10.200.0.1', facts['port'], B)))",
-        "all-ports-of-the-gateway": "for port in (facts['port'], 7070, 7071, 2375, 6443):\n    try: tcp('10.200.0.1', port, B)\n    except OSError: pass",
+        "all-ports-of-the-gateway": "for port in (facts['port'], 7070, 7071, 7080, 2375, 6443):\n    try: tcp('10.200.0.1', port, B)\n    except OSError: pass",
     }),
     *table("E03", "A device that the host shares", {
         name: f"scan_all({patterns!r})"
