@@ -12,6 +12,8 @@ import msgspec
 from .errors import ConnectionFailed, InvalidRequest
 
 DEFAULT_URL = "http://127.0.0.1:7070"
+MAX_CONNECTIONS = 1000
+"""Connections that one client opens at most: one per stream that is being read, and a few for requests."""
 _MAX_FILE = 64 * 1024
 _IPV4_LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}")
 
@@ -32,6 +34,8 @@ class Config:
     """Path of a Unix socket that the API is reached over instead of the URL's host."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """What every request to the API carries, and no other."""
+    connections: int = MAX_CONNECTIONS
+    """How many there may be at once, to the API and to nodes each."""
 
 
 class _Endpoint(msgspec.Struct):

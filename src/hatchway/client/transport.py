@@ -21,8 +21,6 @@ from .steps import Emit, Flow, Open, Pause, Read, Reply, Request, Stream
 T = TypeVar("T")
 E = TypeVar("E")
 
-MAX_CONNECTIONS = 1000
-"""Connections that one client opens at most: one per stream that is being read, and a few for requests."""
 KEEP_IDLE = 20
 KEEP_IDLE_S = 4.0
 """Shorter than the idle time after which the service closes a connection, so that it is never closed under a request."""
@@ -50,7 +48,9 @@ class Common:
             "trust_env": self.config.socket is None and not is_loopback(urlsplit(self.config.url).hostname or ""),
             "timeout": httpx.Timeout(self.timeout_s, connect=CONNECT_S, pool=CONNECT_S),
             "limits": httpx.Limits(
-                max_connections=MAX_CONNECTIONS, max_keepalive_connections=KEEP_IDLE, keepalive_expiry=KEEP_IDLE_S
+                max_connections=self.config.connections,
+                max_keepalive_connections=KEEP_IDLE,
+                keepalive_expiry=KEEP_IDLE_S,
             ),
             "follow_redirects": False,
             "headers": {"Accept-Encoding": "identity", "User-Agent": "hatchway-python"},
@@ -123,7 +123,7 @@ class Common:
         except httpx.PoolTimeout:
             raise HatchwayError(
                 "too_many_connections",
-                f"This client has {MAX_CONNECTIONS} connections in use.",
+                f"This client has {self.config.connections} connections in use.",
                 "Close streams that are no longer read, or use another client.",
             ) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:

@@ -78,5 +78,7 @@ def of_client(error: ours.HatchwayError) -> E2bError:
             return E2bError(503, text, retry=False)
         case ours.BadAnswer():
             return E2bError(502, text, retry=False)
+    if error.code == "too_many_connections":
+        return E2bError(503, text, retry=True)
     status = error.status if 400 <= error.status < 600 else 500
     return E2bError(status, text)

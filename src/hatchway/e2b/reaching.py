@@ -24,6 +24,9 @@ and `ConnectionFailed`."""
 URL = "http://control"
 """Names the control plane to the HTTP library; it is reached over its socket."""
 TIMEOUT_S = 60.0
+CONNECTIONS = 4096
+"""To the control plane, and as many to nodes: more than the control plane answers at once, so that it decides who has to wait,
+project by project, and nobody takes them all."""
 MAX_HANDLES = 4096
 """Sandboxes whose handles are kept, with their tokens of the data plane."""
 
@@ -124,7 +127,9 @@ class Reaching:
         from hatchway.client.config import Config
 
         also_ca = None if self._data_ca is None or not self._data_ca.exists() else str(self._data_ca)
-        return Config(URL, key, also_ca=also_ca, socket=str(self._control), headers=headers or {})
+        return Config(
+            URL, key, also_ca=also_ca, socket=str(self._control), headers=headers or {}, connections=CONNECTIONS
+        )
 
     async def close(self) -> None:
         """Closes all connections."""

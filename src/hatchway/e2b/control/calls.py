@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from hatchway.e2b.errors import E2bError
+from hatchway.e2b.held import Full, Held
 from hatchway.e2b.wrapper import Wrapper
 
 if TYPE_CHECKING:
@@ -20,9 +21,12 @@ T = TypeVar("T")
 
 MAX_BODY = 1024 * 1024
 BODY_WITHIN_S = 30.0
+MAX_HELD = 64 * 1024 * 1024
+"""Octets of bodies that are in memory at once: nobody has shown a good key when they are read."""
 WITHIN_S = 55.0
 """How long a request may take in all: SDKs wait 60 s for an answer."""
 
+_held = Held(MAX_HELD, MAX_HELD)
 _background: set[asyncio.Task[Any]] = set()
 
 
@@ -87,12 +91,16 @@ async def _read(request: Request) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(BODY_WITHIN_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > MAX_BODY:
-                    raise E2bError(413, f"The body is larger than {MAX_BODY} octets.")
-                parts.append(part)
+        with _held.share("") as share:
+            async with asyncio.timeout(BODY_WITHIN_S):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > MAX_BODY:
+                        raise E2bError(413, f"The body is larger than {MAX_BODY} octets.")
+                    share.hold(size)
+                    parts.append(part)
+    except Full:
+        raise E2bError(503, "Too much is being sent at once.", retry=True) from None
     except ClientDisconnect:
         raise E2bError(400, "The connection ended in the middle of the body.") from None
     except TimeoutError:

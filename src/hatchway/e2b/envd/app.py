@@ -23,11 +23,12 @@ from hatchway.e2b.envd.downloads import Download
 from hatchway.e2b.envd.endings import Endings
 from hatchway.e2b.envd.fileaccess import ACCESS_TOKEN
 from hatchway.e2b.envd.plain import Plain
-from hatchway.e2b.envd.requests import Cut, Departed, Request
+from hatchway.e2b.envd.requests import MAX_HELD, MAX_OF_SANDBOX, Cut, Departed, Request
 from hatchway.e2b.envd.seam import Identity, Sandboxes
 from hatchway.e2b.envd.uploads import Upload, compose
 from hatchway.e2b.errors import E2bError
 from hatchway.e2b.heads import first_of_each
+from hatchway.e2b.held import Held, Share
 from hatchway.e2b.identity import same
 
 EXPOSED = "Connect-Content-Encoding, Content-Encoding, Content-Disposition, Content-Range, Grpc-Message, Grpc-Status, Grpc-Status-Details-Bin"
@@ -60,6 +61,7 @@ class Envd:
 
     def __post_init__(self) -> None:
         self._endings = Endings(self.sandboxes, gone=self.gone, fresh=self.fresh)
+        self._held = Held(MAX_OF_SANDBOX, MAX_HELD)
         services: Mapping[str, Mapping[str, Method]] = {
             process.NAME: process.Process().methods(),
             filesystem.NAME: filesystem.Filesystem().methods(),
@@ -70,11 +72,15 @@ class Envd:
 
     async def serve(self, sandbox_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request. What cannot be answered any more is cut off: by an exception, as servers take it."""
+        with self._held.share(sandbox_id) as share:
+            await self._serve(sandbox_id, scope, receive, send, share)
+
+    async def _serve(self, sandbox_id: str, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
         sending = _Sending(send)
         if scope["type"] != "http":
             raise E2bError(400, "Nothing of the agent is a WebSocket.")
         headers = first_of_each(scope["headers"])
-        request = Request(scope, receive, headers, sandbox_id, self.sandboxes, self.identity, self._endings)
+        request = Request(scope, receive, headers, sandbox_id, self.sandboxes, self.identity, self._endings, share)
         try:
             await self._answer(request, sending)
         except Departed:

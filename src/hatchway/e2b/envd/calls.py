@@ -18,7 +18,7 @@ from hatchway.client import errors as ours
 from hatchway.e2b.envd import connect, messages
 from hatchway.e2b.envd.connect import ConnectError
 from hatchway.e2b.envd.messages import Message
-from hatchway.e2b.envd.requests import Cut, Request
+from hatchway.e2b.envd.requests import MAX_SILENCE_S, Cut, Request
 
 Unary = Callable[[Request, Message], Awaitable[object]]
 Stream = Callable[[Request, Message], AsyncGenerator[object, None]]
@@ -69,13 +69,14 @@ class OnStream:
         last: bytes
         begun = False
         try:
-            message = await _only(request)
             within = connect.timeout_s(request.headers)
             silence = connect.keepalive_s(request.headers)
+            # Nothing here keeps the message: a stream may last for days.
+            handled = self.handle(request, await _only(request))
 
             async def events() -> None:
                 nonlocal begun
-                async with contextlib.aclosing(self.handle(request, message)) as stream:
+                async with contextlib.aclosing(handled) as stream:
                     async for event in _kept_alive(stream, silence, self.keepalive):
                         if not begun:
                             begun = True
@@ -120,18 +121,20 @@ class OnClientStream:
         await send(_last(last))
 
 
-async def _messages(request: Request) -> AsyncGenerator[Message, None]:
+async def _messages(request: Request, silence_s: float | None = None) -> AsyncGenerator[Message, None]:
     frames = connect.Frames()
-    async for piece in request.pieces():
+    async for piece in request.pieces(silence_s):
         for octets in frames.feed(piece):
+            request.hold(len(octets) + frames.held)
             yield messages.of(octets)
+        request.hold(frames.held)
     frames.finish()
 
 
 async def _only(request: Request) -> Message:
     """The one message of a request for a stream."""
     found: Message | None = None
-    async for message in _messages(request):
+    async for message in _messages(request, MAX_SILENCE_S):
         if found is not None:
             raise ConnectError("unimplemented", "unary request has multiple messages")
         found = message

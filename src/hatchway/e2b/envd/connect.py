@@ -105,6 +105,11 @@ class Frames:
         finally:
             del self._waiting[:start]
 
+    @property
+    def held(self) -> int:
+        """Octets that wait for the rest of their message."""
+        return len(self._waiting)
+
     def finish(self) -> None:
         """Nothing more will come. Raises `ConnectError` when it was cut off."""
         if self._waiting:
@@ -185,4 +190,6 @@ def of_client(error: ours.HatchwayError) -> ConnectError:
             return ConnectError("deadline_exceeded", text)
         case ours.ConnectionFailed() | ours.Unavailable() | ours.StreamLost():
             return ConnectError("unavailable", text)
+    if error.code == "too_many_connections":
+        return ConnectError("resource_exhausted", text)
     return ConnectError("internal", text)

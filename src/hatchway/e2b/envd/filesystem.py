@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+import msgspec
+
 from hatchway.client import FileEntry, NotFound
 from hatchway.client import errors as ours
 from hatchway.client.afiles import AsyncFiles
@@ -20,6 +22,8 @@ MAX_DEPTH = 32
 """How deep one question of ours goes; deeper trees take several."""
 MAX_ENTRIES = 100_000
 """Entries of one answer."""
+MAX_LISTED = 32 * 1024 * 1024
+"""Octets of them, as they are answered: a guest chooses how long its paths are."""
 _BUSY = frozenset({"file_busy", "file_system_read_only", "across_file_systems", "folder_not_empty"})
 
 
@@ -72,14 +76,20 @@ class Filesystem:
             found = await files.stat(path, user=paths.ROOT)
             if not found.is_dir:
                 raise ConnectError("invalid_argument", f"path is not a directory: {path}")
-            entries: list[object] = []
+            entries: list[msgspec.Raw] = []
+            octets = 0
             async with aclosing(_below(files, path, message.unsigned("depth") or 1)) as tree:
                 async for entry in tree:
                     if len(entries) >= MAX_ENTRIES:
                         raise ConnectError(
                             "resource_exhausted", f"there are more than {MAX_ENTRIES} entries below {path}"
                         )
-                    entries.append(info(entry))
+                    entries.append(msgspec.Raw(msgspec.json.encode(info(entry))))
+                    octets += len(entries[-1])
+                    if octets > MAX_LISTED:
+                        raise ConnectError(
+                            "resource_exhausted", f"what is below {path} takes more than {MAX_LISTED} octets"
+                        )
             return {"entries": entries}
 
     async def _remove(self, request: Request, message: Message) -> object:
@@ -96,8 +106,10 @@ class Filesystem:
 
     async def _watch_dir(self, request: Request, message: Message) -> AsyncGenerator[object, None]:
         files, path = await _at(request, message)
+        wish = _wish(message)
+        del message
         with errors_of(request):
-            async with aclosing(watched(files, path, _wish(message))) as events:
+            async with aclosing(watched(files, path, wish)) as events:
                 async for event in events:
                     yield event
 

@@ -15,13 +15,31 @@ from hatchway.e2b.envd.connect import ConnectError, read
 
 MAX_TEXT = 1024 * 1024
 MAX_ENTRIES = 4096
+MAX_VALUES = 20_000
+"""Values in one message, whatever they are: small ones take many times their octets in memory."""
+LARGE = 2 * 1024 * 1024
+"""Octets beyond which a message is looked at before it is read: what it has may be long, but not many."""
 _UNDERSCORE = re.compile(r"_([a-z0-9])")
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 
 
 def of(octets: bytes) -> "Message":
     """The message that JSON stands for; nothing stands for an empty one. Raises `ConnectError`."""
-    return Message(read(octets) if octets.strip() else {}, "")
+    if len(octets) > LARGE and octets.count(b",") + octets.count(b"[") + octets.count(b"{") > MAX_VALUES:
+        raise _too_many()
+    value = read(octets) if octets.strip() else {}
+    waiting, seen = [value], 0
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, dict):
+            inner = inner.values()
+        elif not isinstance(inner, list):
+            continue
+        seen += len(inner)
+        if seen > MAX_VALUES:
+            raise _too_many()
+        waiting.extend(inner)
+    return Message(value, "")
 
 
 class Message:
@@ -153,6 +171,10 @@ def _integer(value: object) -> int | None:
     if isinstance(value, float):
         return int(value) if math.isfinite(value) and value.is_integer() else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _too_many() -> ConnectError:
+    return ConnectError("invalid_argument", f"the message has more than {MAX_VALUES} values")
 
 
 def _wrong(path: str, wanted: str, value: object) -> ConnectError:

@@ -71,6 +71,7 @@ class Process:
     async def _start(self, request: Request, message: Message) -> AsyncGenerator[object, None]:
         sandbox = await request.sandbox()
         wanted = _wanted(message, connect.timeout_s(request.headers))
+        del message
         session = await self._started(sandbox, wanted, request.user())
         async with aclosing(self._follow(session, pty=wanted.pty is not None, own=True)) as events:
             async for event in events:
@@ -79,6 +80,7 @@ class Process:
     async def _connect(self, request: Request, message: Message) -> AsyncGenerator[object, None]:
         sandbox = await request.sandbox()
         info = await self.processes.find(sandbox, message.required("process"))
+        del message
         session = sandbox.session(info, live=True)
         async with aclosing(self._follow(session, pty=info.pty is not None, own=False)) as events:
             async for event in events:

@@ -16,11 +16,18 @@ from hatchway.e2b.envd.connect import ConnectError, too_large
 from hatchway.e2b.envd.endings import Endings
 from hatchway.e2b.envd.seam import Identity, Sandboxes
 from hatchway.e2b.errors import E2bError
+from hatchway.e2b.held import Full, Held, Share
 
 T = TypeVar("T")
 
 GONE = frozenset({"unknown_sandbox", "sandbox_deleted", "sandbox_not_running"})
 """Codes of API v1 that say that there is no such sandbox, or that it does not run."""
+MAX_OF_SANDBOX = 40 * 1024 * 1024
+"""Octets of messages to one sandbox that are in memory at once: the largest one, and some."""
+MAX_HELD = 256 * 1024 * 1024
+"""Of messages to all sandboxes."""
+MAX_SILENCE_S = 60.0
+"""How long the sender of a message may send nothing in the middle of it."""
 
 
 class Departed(Exception):
@@ -42,6 +49,8 @@ class Request:
     sandboxes: Sandboxes
     identity: Identity
     endings: Endings
+    share: Share = field(default_factory=lambda: Held(MAX_OF_SANDBOX, MAX_HELD).share(""))
+    """What of its body is in memory, among all others."""
     _handle: AsyncSandbox | None = field(default=None, init=False)
     _read: bool = field(default=False, init=False)
 
@@ -74,10 +83,14 @@ class Request:
             raise ConnectError("unauthenticated", "invalid Authorization header") from None
         return name or None
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The octets of the body as they come. Raises `Departed` when it is cut off."""
+    async def pieces(self, silence_s: float | None = None) -> AsyncIterator[bytes]:
+        """The octets of the body as they come. Raises `Departed` when it is cut off, `ConnectError` when nothing comes for `silence_s`."""
         while not self._read:
-            message = await self.receive()
+            try:
+                async with asyncio.timeout(silence_s):
+                    message = await self.receive()
+            except TimeoutError:
+                raise ConnectError("deadline_exceeded", f"nothing of the message came for {silence_s:g} s") from None
             if message["type"] == "http.disconnect":
                 raise Departed
             self._read = not message.get("more_body", False)
@@ -85,13 +98,23 @@ class Request:
                 yield octets
 
     async def body(self, most: int) -> bytes:
-        """The whole body. Raises `ConnectError` beyond `most` octets."""
+        """The whole body. Raises `ConnectError` beyond `most` octets, where no memory is left for it, and when it does not come."""
         found = bytearray()
-        async for piece in self.pieces():
+        async for piece in self.pieces(MAX_SILENCE_S):
             found += piece
             if len(found) > most:
                 raise too_large(most)
+            self.hold(len(found))
         return bytes(found)
+
+    def hold(self, octets: int) -> None:
+        """So many of its octets are in memory now. Raises `ConnectError`."""
+        try:
+            self.share.hold(octets)
+        except Full:
+            raise ConnectError(
+                "resource_exhausted", "too much is being sent at once: try again when less is on its way"
+            ) from None
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
         """Does `work` for as long as the client is there, its body read, and the sandbox runs. Raises `Departed`, `Cut`."""

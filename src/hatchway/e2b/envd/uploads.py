@@ -20,6 +20,7 @@ from hatchway.e2b.envd.messages import of as message_of
 from hatchway.e2b.envd.requests import Departed, Request
 from hatchway.e2b.envd.signatures import WRITE
 from hatchway.e2b.errors import E2bError
+from hatchway.e2b.held import Full, Share
 
 SMALL = 256 * 1024
 """Octets of a file that is gathered before it is written: it then goes in one request."""
@@ -97,7 +98,7 @@ class Upload:
         if path in self._paths:
             raise E2bError(400, f"you cannot upload multiple files to the same path '{as_text(path)}'")
         self._paths.add(path)
-        first, whole = await _gathered(pieces)
+        first, whole = await _gathered(pieces, self.request.share)
         cut: list[BaseException] = []
 
         async def all_of() -> AsyncIterator[bytes]:
@@ -122,6 +123,8 @@ class Upload:
             if self.request.gone(error):
                 raise self.request.not_found() from None
             raise of_files(error, path) from None
+        finally:
+            self.request.share.hold(0)
         self._written.append(_told(entry, attributes))
 
 
@@ -157,11 +160,15 @@ async def _part(events: AsyncIterator[multipart.Event]) -> AsyncIterator[bytes]:
         yield event
 
 
-async def _gathered(pieces: AsyncIterator[bytes]) -> tuple[bytes, bool]:
-    """The beginning of a body, and whether that is all."""
+async def _gathered(pieces: AsyncIterator[bytes], share: Share) -> tuple[bytes, bool]:
+    """The beginning of a body, and whether that is all; where memory is short, the beginning is shorter."""
     found = bytearray()
     async for piece in pieces:
         found += piece
+        try:
+            share.hold(len(found))
+        except Full:
+            return bytes(found), False
         if len(found) > SMALL:
             return bytes(found), False
     return bytes(found), True

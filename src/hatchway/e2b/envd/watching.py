@@ -13,6 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from hatchway.client import FileChange, FileEntry
 from hatchway.client import errors as ours
 from hatchway.client.afiles import AsyncFiles
@@ -20,10 +22,14 @@ from hatchway.domain.ids import new_id
 from hatchway.e2b.envd import paths
 from hatchway.e2b.envd.connect import ConnectError
 from hatchway.e2b.envd.entries import as_text, info
+from hatchway.e2b.held import Full, Held, Share
 
 KEEPALIVE: Final[Mapping[str, object]] = {"keepalive": {}}
 MAX_WAITING = 16_384
 """Events that one watcher keeps for who does not ask."""
+MAX_KEPT = 2 * 1024 * 1024
+"""Octets of them, as they are answered: a guest chooses how long its names are, and what an entry has."""
+MAX_KEPT_IN_ALL = 256 * 1024 * 1024
 MAX_WATCHERS = 1_024
 """Watchers of all sandboxes; one sandbox has 16 watches at most."""
 MARK_S = 30.0
@@ -106,7 +112,10 @@ class _Watcher:
     files: AsyncFiles
     path: str
     wish: Wish
-    waiting: deque[dict[str, object]] = field(default_factory=deque)
+    share: Share
+    waiting: deque[msgspec.Raw] = field(default_factory=deque)
+    octets: int = 0
+    """Of `waiting`."""
     failure: ConnectError | None = None
     raised: ours.HatchwayError | None = None
     """What ended it, where that was an error of ours."""
@@ -130,6 +139,7 @@ class _Watcher:
         except ours.HatchwayError as error:
             self.failure = self.failure or ConnectError("unavailable", f"the watch of {self.path} ended: {error.cause}")
             self.raised = error
+            self._empty()  # its sandbox is gone, or out of reach: nobody asks
         finally:
             self.changed.set()
 
@@ -142,7 +152,15 @@ class _Watcher:
         elif change.event == "overflow":
             raise missed(change.reason)
         else:
-            self.waiting.extend(names.events(change))
+            for event in names.events(change):
+                self.waiting.append(msgspec.Raw(msgspec.json.encode(event)))
+                self.octets += len(self.waiting[-1])
+            try:
+                self.share.hold(self.octets)
+            except Full:
+                raise ConnectError(
+                    "resource_exhausted", "too many and too long events waited to be asked for"
+                ) from None
             if len(self.waiting) > MAX_WAITING:
                 raise ConnectError("resource_exhausted", f"more than {MAX_WAITING} events waited to be asked for")
         self.changed.set()
@@ -153,7 +171,12 @@ class _Watcher:
             self.changed.clear()
             await self.changed.wait()
 
-    async def drain(self) -> list[dict[str, object]]:
+    def _empty(self) -> None:
+        self.waiting.clear()
+        self.octets = 0
+        self.share.hold(0)
+
+    async def drain(self) -> list[msgspec.Raw]:
         """What had happened by now. Raises `ConnectError` once what there was before has been taken."""
         async with self.turn:
             if self.failure is None and self.watch is not None:
@@ -163,7 +186,7 @@ class _Watcher:
                         await self.files.mark(self.watch)
                         await self.until(lambda: self.marked >= wanted)
             events = list(self.waiting)
-            self.waiting.clear()
+            self._empty()
             if not events and self.failure is not None:
                 raise self.failure
             return events
@@ -173,6 +196,7 @@ class _Watcher:
         if self.task is not None:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
+        self._empty()
 
 
 class Watchers:
@@ -180,6 +204,7 @@ class Watchers:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], _Watcher] = {}
+        self._held = Held(MAX_KEPT, MAX_KEPT_IN_ALL)
 
     async def create(self, sandbox_id: str, files: AsyncFiles, path: str, wish: Wish) -> str:
         """Begins one; returns its id when changes are told from then on. Raises `ConnectError` and what the watch does."""
@@ -187,9 +212,11 @@ class Watchers:
             for key, one in [*self._open.items()]:
                 if one.failure is not None:
                     del self._open[key]
+                    await one.close()
         if len(self._open) >= MAX_WATCHERS:
             raise ConnectError("resource_exhausted", f"there are {MAX_WATCHERS} watchers: remove some")
-        watcher = _Watcher(files, path, wish)
+        watcher_id = new_id()
+        watcher = _Watcher(files, path, wish, self._held.share(watcher_id))
         watcher.task = asyncio.get_running_loop().create_task(watcher.read())
         try:
             await watcher.until(lambda: watcher.watch is not None)
@@ -200,11 +227,10 @@ class Watchers:
             if watcher.raised is not None:
                 raise watcher.raised
             raise watcher.failure or ConnectError("internal", "the watch did not begin")
-        watcher_id = new_id()
         self._open[sandbox_id, watcher_id] = watcher
         return watcher_id
 
-    async def events(self, sandbox_id: str, watcher_id: str) -> list[dict[str, object]]:
+    async def events(self, sandbox_id: str, watcher_id: str) -> list[msgspec.Raw]:
         """What happened since they were asked for. Raises `ConnectError`."""
         watcher = self._open.get((sandbox_id, watcher_id))
         if watcher is None:
@@ -213,6 +239,7 @@ class Watchers:
             return await watcher.drain()
         except ConnectError:
             self._open.pop((sandbox_id, watcher_id), None)
+            await watcher.close()
             raise
 
     async def remove(self, sandbox_id: str, watcher_id: str) -> None:
