@@ -229,6 +229,12 @@ async def test_a_key_of_repetition_that_is_none(e2b: World, key: bytes) -> None:
     failed(await e2b.http.post("/v2/sandboxes", json={}, headers=[(b"idempotency-key", key)]), 400)
 
 
+async def test_the_wrapper_knows_whose_place_a_request_takes(e2b: World) -> None:
+    sandbox, plain = await e2b.create(), await e2b.service.create()
+    assert (await e2b.wrapper.reaching.look(sandbox["sandboxID"])).info.project == plain["project"] != ""
+    await e2b.service.http.delete(f"/v1/sandboxes/{plain['id']}", headers={"prefer": "wait=20"})
+
+
 async def test_a_sandbox_of_the_other_api_is_not_there(e2b: World) -> None:
     plain = await e2b.service.create()
     assert (await e2b.http.get("/v2/sandboxes")).json() == []

@@ -31,6 +31,7 @@ class SandboxInfo(_Record, frozen=True, kw_only=True):
     """`pending running paused suspended stopped failed deleted`: the last stable state."""
     desired: str | None = None
     """The state that was last asked for."""
+    project: str = ""
     name: str | None = None
     operation: dict[str, Any] | None = None
     """The operation in flight, if any: its id, kind and status."""

@@ -12,6 +12,7 @@ from hatchway.e2b.control.routes import make_api
 from hatchway.e2b.errors import E2bError
 from hatchway.e2b.heads import first_of_each
 from hatchway.e2b.identity import same
+from hatchway.e2b.places import Places
 from hatchway.e2b.ports import Admission, Ports
 from hatchway.e2b.resuming import Resuming, settings_of
 from hatchway.e2b.upgrades import upgrades_of
@@ -41,7 +42,8 @@ class App:
         self._wrapper = wrapper
         self._domains = wrapper.config.domains
         self._resuming = Resuming(wrapper.reaching)
-        admission = Admission(self._resuming, wrapper.identity)
+        self._places = Places()
+        admission = Admission(self._resuming, wrapper.identity, self._places)
         self._api = make_api(wrapper)
         self._envd: Envd | None = None
         self._ports = Ports(admission)
@@ -63,9 +65,10 @@ class App:
             return
         scope.setdefault("state", {})[TARGET] = target
         if target.envd:
-            await self._resuming.running(target.sandbox_id, lambda info: self._may_command(info, headers))
+            handle = await self._resuming.running(target.sandbox_id, lambda info: self._may_command(info, headers))
             self._wrapper.links.note(target.sandbox_id, self._wrapper.identity)
-            await self._agents().serve(target.sandbox_id, scope, receive, send)
+            with self._places.taken(target.sandbox_id, handle.info.project):
+                await self._agents().serve(target.sandbox_id, scope, receive, send)
         else:
             await self._ports.serve(target, scope, receive, send)
 

@@ -19,8 +19,8 @@ from hatchway.wire.metrics import turn
 
 __all__ = ["E2bConfig", "run", "serve"]
 
-MAX_FILES = 16_384
-"""Open descriptors: connections, where the system's hard limit gives so many."""
+MAX_FILES = 65_536
+"""Open descriptors: connections, where the system's hard limit gives so many. Those of all places (`places`), to the control plane and of clients that wait."""
 
 
 def is_news(record: logging.LogRecord) -> bool:

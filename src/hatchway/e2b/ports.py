@@ -22,6 +22,7 @@ from hatchway.e2b.guest_tls import Secured
 from hatchway.e2b.heads import Forwarding, first_of_each
 from hatchway.e2b.identity import Identity, same
 from hatchway.e2b.origin import Target
+from hatchway.e2b.places import Places
 from hatchway.e2b.resuming import Resuming, settings_of
 from hatchway.wire.http_head import ABORT
 
@@ -34,8 +35,6 @@ OPENS_WITHIN_S = 1.0
 """For so long a port that is closed is tried again: a server that was just started may not listen yet."""
 TRY_AGAIN_S = 0.1
 TLS_WITHIN_S = 10.0
-MAX_OPEN = 4_096
-"""Connections to ports of all sandboxes; the node bounds those of one."""
 _TRIES = 3
 """How often a sandbox that was taken for running is looked at again."""
 
@@ -58,10 +57,10 @@ class Admitted:
 class Admission:
     """Lets requests in and connects them to ports."""
 
-    def __init__(self, resuming: Resuming, identity: Identity) -> None:
+    def __init__(self, resuming: Resuming, identity: Identity, places: Places) -> None:
         self._resuming = resuming
         self._identity = identity
-        self._open = 0
+        self._places = places
 
     async def admit(self, target: Target, headers: Mapping[str, str]) -> Admitted:
         """Checks the right to a port, and has the sandbox resumed where traffic does that. Raises `E2bError`: 403, and see `Resuming.running`."""
@@ -76,10 +75,7 @@ class Admission:
     async def connected(self, admitted: Admitted) -> AsyncIterator[Peer]:
         """A connection to the port, until the block is left: broken off then. Raises `E2bError`: 502, 409, 429, 403."""
         target = admitted.target
-        if self._open >= MAX_OPEN:
-            raise refusals.too_many(target.sandbox_id)
-        self._open += 1
-        try:
+        with self._places.taken(target.sandbox_id, admitted.sandbox.info.project):
             async with await self._dial(admitted) as connection:
                 if target.port not in admitted.settings.https_ports:
                     yield connection
@@ -92,8 +88,6 @@ class Admission:
                     why = f"it speaks no TLS ({error or 'nothing came'})"
                     raise refusals.broken(target.sandbox_id, target.port, why) from None
                 yield secured
-        finally:
-            self._open -= 1
 
     async def gone(self, target: Target) -> E2bError | None:
         """After a connection broke: the refusal, where that is because the sandbox does not run any more."""
