@@ -11,7 +11,7 @@ from conftest import Service
 from test_snapshots import snapshot
 from test_suspend import COUNTER, Verbs, verbs
 
-from hatchway.client import Output, Sandbox, Unprocessable
+from hatchway.client import Output, Sandbox, Snapshot, Unprocessable
 
 pytestmark = pytest.mark.vm
 __all__ = ["verbs"]
@@ -55,16 +55,17 @@ class Archives:
         return at.rsplit("/", 1)[1]
 
     def take_in(self, octets: bytes, passphrase: str | None = None, **body: Any) -> dict[str, Any]:
-        """Uploads and imports; returns the sandbox, or raises `Refused`."""
+        """Uploads and imports; returns the sandbox or the snapshot, or raises `Refused`."""
         upload = self.bring(octets, passphrase)
         answer = self.verbs.http.post("/v1/imports", json={"upload": upload, **body})
         if answer.status_code not in (200, 202):
             raise Refused(answer.json()["code"])
         found = answer.json()
         if found["operation"]["status"] != "succeeded":
-            assert found["sandbox"]["state"] == "deleted", found
+            left = {"sandbox": ("deleted",), "snapshot": ("deleting", "deleted")}[found["made"]]
+            assert found[found["made"]]["state"] in left, found
             raise Refused(found["operation"]["error"]["code"])
-        return dict(found["sandbox"])
+        return dict(found[found["made"]])
 
 
 class Refused(Exception):
@@ -78,10 +79,10 @@ def secret(passphrase: str | None) -> dict[str, str]:
 
 
 def left(service: Service) -> set[str]:
-    """What lies in the node's folder for sandboxes, imports and uploads."""
+    """What lies in the node's folder for sandboxes, snapshots, imports and uploads."""
     node = service.data_dir / "node"
     found = {f"sandbox {path.name}" for path in (node / "sandboxes").iterdir() if not path.name.startswith(".")}
-    for folder in (node / "sandboxes" / ".imports", node / "uploads"):
+    for folder in (node / "sandboxes" / ".imports", node / "snapshots", node / "uploads"):
         found |= {str(path.relative_to(node)) for path in folder.glob("*") if path.suffix not in (".json", ".archive")}
     return found
 
@@ -140,17 +141,6 @@ def test_there_and_back(service: Service, verbs: Verbs, tmp_path: Path) -> None:
                 verbs.do(cold, "start")
                 assert cold.run("sha256sum -c sum; ls /dev/shm").stdout == "disk: OK\n"
 
-        # A snapshot, also after its sandbox.
-        kept = snapshot(verbs, source, "full")
-        source.delete()
-        out = verbs.http.post(f"/v1/snapshots/{kept['id']}/export", json={}).json()["export"]
-        assert (out["state"], out["snapshot"]) == ("ready", kept["id"])
-        made = archives.take_in(archives.fetch(out["id"]).content)
-        with hatchway.sandboxes.get(made["id"]) as revived:
-            verbs.do(revived, "wake")
-            assert revived.run("cat /dev/shm/m sum").stdout == value
-        assert verbs.http.delete(f"/v1/snapshots/{kept['id']}").status_code == 200
-
         # Hostile ones: refused by name, and nothing is left of them.
         before = left(service)
         changed = bytearray(octets)
@@ -176,6 +166,68 @@ def test_there_and_back(service: Service, verbs: Verbs, tmp_path: Path) -> None:
         assert verbs.http.delete(f"/v1/exports/{export}").status_code == 204
         assert verbs.http.get(f"/v1/exports/{export}").json()["code"] == "unknown_export"
         assert not list((service.data_dir / "node" / "exports").glob(f"{export}*"))
+
+
+def test_snapshots_there_and_back(service: Service, verbs: Verbs, tmp_path: Path) -> None:
+    archives = Archives(verbs)
+    archive = tmp_path / "kept.archive"
+    with service.client() as hatchway, hatchway.sandboxes.create(memory_mib=256) as source:
+        counter = source.start(["python3", "-c", COUNTER])
+        for event in counter:
+            if isinstance(event, Output) and b"3\n" in event.data:
+                break
+        source.run("echo memory > /dev/shm/m; head -c 3000000 /dev/urandom > disk; sha256sum disk > sum; sync")
+        value = source.run("cat /dev/shm/m sum").stdout
+        full = snapshot(verbs, source, "full")
+        first = service.run("export", full["id"], str(archive))
+        assert first.returncode == 0, first.stderr
+        octets = archive.read_bytes()
+        # Nothing of it is here any more: neither its sandbox nor itself.
+        source.delete()
+        assert verbs.http.delete(f"/v1/snapshots/{full['id']}").status_code == 200
+        made = service.run("import", str(archive), "--name", "back", "--json")
+        assert made.returncode == 0, made.stderr
+        told = json.loads(made.stdout)
+        assert (told["made"], told["kind"], told["state"], told["name"]) == ("snapshot", "full", "ready", "back")
+        assert (told["origin"]["sandbox"], told["origin"]["snapshot"]) == (source.id, full["id"])
+        assert told["memory_bytes"] > 0
+        back = hatchway.snapshots.get(told["id"])
+
+        # It goes on where it stood, once and again; what ran runs on, and numbers of processes are used once.
+        with hatchway.sandboxes.create(snapshot=back) as one, hatchway.sandboxes.create(snapshot=back) as two:
+            for box in (one, two):
+                assert box.run("cat /dev/shm/m sum").stdout == value
+                assert box.run("sha256sum -c sum").stdout == "disk: OK\n"
+                again = next(each for each in verbs.sessions(box) if each["forked_from"] == counter.id)
+                assert any(isinstance(event, Output) for event in hatchway.sessions.get(again["id"]))
+            assert one.run("cat /etc/machine-id").stdout != two.run("cat /etc/machine-id").stdout
+
+        # Out again, and in without its memory: a disk, which boots.
+        export = hatchway.archives.export(back, include_template=True)
+        disk = hatchway.archives.load(b"".join(hatchway.archives.fetch(export)), memory=False)
+        assert isinstance(disk, Snapshot)
+        assert (disk.kind, disk.state, disk.memory_bytes, disk.name) == ("disk", "ready", 0, "back")
+        assert disk.origin is not None
+        assert (disk.origin["sandbox"], disk.origin["snapshot"]) == (source.id, back.id)
+        with hatchway.sandboxes.create(snapshot=disk) as cold:
+            assert cold.run("sha256sum -c sum; ls /dev/shm").stdout == "disk: OK\n"
+
+        # Hostile ones: refused, and nothing is left of them.
+        before = left(service)
+        changed = bytearray(octets)
+        changed[len(changed) // 2] ^= 1
+        for bad, code in (
+            (bytes(changed), "archive_altered"),
+            (octets[:-1], "archive_invalid"),
+            (octets[:20] + b"x" + octets[21:], "archive_altered"),
+        ):
+            with pytest.raises(Refused) as caught:
+                archives.take_in(bad)
+            assert str(caught.value) == code
+        assert left(service) == before
+        for one_of_them in (back, disk):
+            hatchway.snapshots.delete(one_of_them.id)
+        assert not {name for name in left(service) if name.startswith("snapshots/")}
 
 
 def test_the_command_line_and_the_sdk(service: Service, verbs: Verbs, tmp_path: Path) -> None:
@@ -207,7 +259,9 @@ def test_the_command_line_and_the_sdk(service: Service, verbs: Verbs, tmp_path: 
         assert [one.id for one in hatchway.archives.list() if one.id == export.id] == [export.id]
         octets = b"".join(hatchway.archives.fetch(export))
         assert b"".join(hatchway.archives.fetch(export, offset=20_000)) == octets[20_000:]
-        with hatchway.archives.load(octets, name="three") as third:
+        third = hatchway.archives.load(octets, name="three")
+        assert isinstance(third, Sandbox)
+        with third:
             assert (third.state, third.info.name) == ("stopped", "three")
         with pytest.raises(Unprocessable, match="archive_invalid"):
             hatchway.archives.load(octets[:-1])

@@ -7,8 +7,11 @@ import asyncio
 import errno
 import os
 import re
+import shutil
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from tests.support.chaos_fixtures import api, world
@@ -17,8 +20,10 @@ from tests.support.played_world import ROLES, PlayedWorld
 
 from hatchway.chaos.acts import Acts
 from hatchway.chaos.api import Api
-from hatchway.chaos.model import Box, Divergence
+from hatchway.chaos.model import Box, Divergence, Kept
+from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
+from hatchway.node.artifacts.spool import Entry, Spool
 
 __all__ = ["api", "world"]
 
@@ -93,7 +98,44 @@ async def _forget(acts: Acts, box: Box) -> None:
     await acts.forget(next(iter(acts.model.kept.values())))
 
 
+async def _with_archive(acts: Acts, box: Box) -> None:
+    """The archive of a snapshot lies in the world's folder, and none is imported."""
+    for old in [kept for kept in acts.model.kept.values() if kept.id != box.head]:
+        await acts.forget(old)
+    archive = _folder(acts) / "one.archive"
+    if not archive.exists():
+        await acts.keep(box, SnapshotKind.FULL)
+        answer = await acts.api.post(f"/v1/snapshots/{box.head}/export", {})
+        assert answer.body["export"]["state"] == "ready", answer
+        (_folder(acts) / "exports" / f"{answer.body['export']['id']}.archive").rename(archive)
+
+
+async def _import(acts: Acts, box: Box) -> None:
+    """Puts it where uploads lie, as the data plane does, and has a snapshot made of it."""
+    spool, upload = Spool(_folder(acts) / "uploads"), new_id()
+    shutil.copy(_folder(acts) / "one.archive", spool.path(upload))
+    spool.put(upload, Entry(project="default", expires_at=time.time() + 3600))
+    answer = await acts.api.post("/v1/imports", {"upload": upload})
+    while answer.status in (404, 503):  # its node is away
+        await asyncio.sleep(0.05)
+        answer = await acts.api.post("/v1/imports", {"upload": upload})
+    acts.note(f"import: {answer.status} {answer.code}")
+    if await acts.succeeded(answer, None, None) is None:
+        await acts.remove_failed_snapshots()
+        spool.remove(upload)
+        return
+    kept = answer.body["snapshot"]["id"]
+    acts.model.kept[kept] = Kept(kept, box.id, SnapshotKind.FULL, box.memory, box.disk)
+    assert spool.find(upload) is None, "what was taken in is not kept twice"
+
+
+def _folder(acts: Acts) -> Path:
+    assert isinstance(acts.ground, PlayedWorld)
+    return acts.ground.folder
+
+
 CASES = {
+    "import of a snapshot": Case(_with_archive, _import, ("file.snapshot.json", "done.snapshot.import")),
     "create": Case(_to(), _create, ("file.record.json", "phase.ready", "vm.launched", "launcher.spawned")),
     "pause": Case(_to(), _do(Verb.PAUSE), ("vm-did.pause",)),
     "resume": Case(_to(Verb.PAUSE), _do(Verb.RESUME), ("vm-did.resume",)),

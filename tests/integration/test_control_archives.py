@@ -55,7 +55,7 @@ async def test_an_export_is_signed_here_and_fetched_from_the_node(service: Servi
     export = answer.json()["operation"]["result"]["export"]
     asked = node.exports[export]
     assert asked.include_template
-    assert asked.labels == {"name": "one", "metadata": {"k": "v"}}
+    assert asked.labels == {"name": "one", "metadata": {"k": "v"}, "processes": "0"}
     shown = (await service.http.get(f"/v1/exports/{export}")).json()["export"]
     assert (shown["state"], shown["size_bytes"], shown["sandbox"]) == ("ready", 4711, sandbox)
     key = archive_keys.parse(shown["signed_by"])
@@ -146,7 +146,7 @@ async def test_what_is_wrong_with_an_upload_is_told_at_once(service: Service, no
     assert (missing.status_code, missing.json()["code"]) == (404, "unknown_upload")
     lost = await take_in(service, node, described(memory_problem="It was made for another CPU."))
     assert (lost.status_code, lost.json()["code"]) == (409, "memory_lost")
-    for told in (described(env={"a=b": ""}), described(metadata={"?": ""})):
+    for told in (described(env={"a=b": ""}), described(metadata={'"': ""})):
         assert (await take_in(service, node, told)).json()["code"] == "invalid_field"
     odd = await take_in(service, node, described(name="no name at all"))
     assert odd.json()["sandbox"]["name"] is None
@@ -184,6 +184,59 @@ async def test_deleting_ends_an_import(service: Service, node: NodeDouble) -> No
     held.set()
     ended = await service.operation(made["operation"]["id"])
     assert ended["status"] == "cancelled"
+
+
+def of_snapshot(**more: Any) -> UploadDescription:
+    return described(**{"env": {}, "metadata": {}, "of_snapshot": True, "snapshot": new_id(), "key_id": "k1", **more})
+
+
+@pytest.mark.parametrize(("memory", "kind"), [(True, "full"), (False, "disk")])
+async def test_the_archive_of_a_snapshot_is_a_snapshot_again(
+    service: Service, node: NodeDouble, memory: bool, kind: str
+) -> None:
+    told = of_snapshot(processes=7)
+    answer = await take_in(service, node, told, memory=memory)
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert (body["made"], body["operation"]["status"], "sandbox" in body) == ("snapshot", "succeeded", False)
+    kept = body["snapshot"]
+    assert (kept["state"], kept["kind"], kept["name"], kept["disk_bytes"]) == ("ready", kind, "told", 10)
+    assert kept["origin"] == {"sandbox": told.source, "snapshot": told.snapshot, "key": "k1"}
+    assert (body["operation"]["target"], body["operation"]["result"]["snapshot"]) == (kept["id"], kept["id"])
+    listed = (await service.http.get("/v1/snapshots")).json()["snapshots"]
+    assert [one["id"] for one in listed] == [kept["id"]]
+    assert (await service.http.get("/v1/sandboxes")).json()["sandboxes"] == []
+
+    # It is as good as any: made into sandboxes, exported, deleted.
+    made = await service.http.post("/v1/sandboxes", json={"snapshot": kept["id"]}, headers=WAIT)
+    assert (made.status_code, made.json()["sandbox"]["state"]) == (200, "running"), made.text
+    sandbox = made.json()["sandbox"]["id"]
+    assert node.specs[sandbox].snapshot_id == kept["id"]
+    # The agent in it knows the numbers that were used: what begins here has others.
+    session = await service.http.post(f"/v1/sandboxes/{sandbox}/sessions", json={"argv": ["true"]})
+    assert session.json()["session"]["process_id"] == 8
+    out = (await service.http.post(f"/v1/snapshots/{kept['id']}/export", json={}, headers=WAIT)).json()["export"]
+    assert (out["state"], out["sandbox"], node.exports[out["id"]].labels["processes"]) == ("ready", told.source, "7")
+    gone = await service.http.delete(f"/v1/snapshots/{kept['id']}")
+    assert (gone.status_code, gone.json()["snapshot"]["state"]) == (200, "deleted")
+    assert node.snapshots == {}
+
+
+async def test_a_snapshot_that_cannot_be_imported_leaves_nothing(service: Service, node: NodeDouble) -> None:
+    async def altered(_: Any) -> None:
+        raise Unprocessable("archive_altered", "The archive is not what was exported.", "Fetch it again.")
+
+    node.hooks["snapshot.import"] = altered
+    body = (await take_in(service, node, of_snapshot())).json()
+    assert (body["made"], body["operation"]["error"]["code"]) == ("snapshot", "archive_altered")
+    shown = body["snapshot"]
+    assert (shown["state"], shown["error"]["code"]) == ("deleted", "archive_altered")
+    assert (await service.http.get("/v1/snapshots")).json()["snapshots"] == []
+    for field in ("env", "metadata"):
+        refused = await take_in(service, node, of_snapshot(), **{field: {"a": "b"}})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_field")
+    lost = await take_in(service, node, of_snapshot(memory_problem="It was made for another CPU."))
+    assert (lost.status_code, lost.json()["code"]) == (409, "memory_lost")
 
 
 @pytest.mark.parametrize("text", ["", "x", "x:y", "x:00", ":" + "0" * 64, "../x:" + "0" * 64])

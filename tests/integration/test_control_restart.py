@@ -14,10 +14,13 @@ import pytest
 from tests.support.certificates import Authority
 from tests.support.control_fixtures import database_url, folder, node
 from tests.support.control_service import WITHIN, ControlProcess, Service, in_process
-from tests.support.node_double import NodeDouble
+from tests.support.node_double import DIGEST, NodeDouble
 
 from hatchway.control.main import ControlConfig, TlsNode
 from hatchway.domain.errors import Unavailable
+from hatchway.domain.ids import new_id
+from hatchway.domain.shapes import Shape
+from hatchway.wire.node import UploadDescription
 
 __all__ = ["database_url", "folder", "node"]
 
@@ -84,6 +87,48 @@ async def test_a_delete_and_a_stop_go_on_in_the_next_process(process: ControlPro
     assert (await second.get(boxes[0]["id"]))["state"] == "deleted"
     assert (await second.get(boxes[1]["id"]))["state"] == "stopped"
     assert boxes[0]["id"] not in node.boxes
+    await second.http.aclose()
+
+
+async def test_the_import_of_a_snapshot_goes_on_in_the_next_process(process: ControlProcess, node: NodeDouble) -> None:
+    service = await process.start()
+    await service.ready()
+    entered = asyncio.Event()
+
+    async def never(_: Any) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    node.hooks["snapshot.import"] = never
+    upload = (await service.http.post("/v1/uploads")).json()["id"]
+    node.uploads[upload] = UploadDescription(
+        kind="full",
+        source=new_id(),
+        template="seed:latest",
+        template_digest=DIGEST,
+        shape=Shape(),
+        hostname="box",
+        env={},
+        of_snapshot=True,
+    )
+    body, key = {"upload": upload}, {"idempotency-key": "k"}
+    made = (await service.http.post("/v1/imports", json=body, headers=key)).json()
+    await asyncio.wait_for(entered.wait(), WITHIN)
+    snapshot = made["snapshot"]["id"]
+    early = await service.http.delete(f"/v1/snapshots/{snapshot}")
+    assert (early.status_code, early.json()["code"]) == (409, "snapshot_not_ready")
+    process.kill()
+    await service.http.aclose()
+    del node.hooks["snapshot.import"]
+
+    second = await process.start()
+    operation = await second.operation(made["operation"]["id"])
+    assert (operation["status"], operation["target"]) == ("succeeded", snapshot)
+    shown = (await second.http.get(f"/v1/snapshots/{snapshot}")).json()["snapshot"]
+    assert (shown["state"], shown["kind"]) == ("ready", "full")
+    repeated = await second.http.post("/v1/imports", json=body, headers=key)
+    assert (repeated.json()["made"], repeated.json()["snapshot"]["id"]) == ("snapshot", snapshot)
+    assert set(node.snapshots) == {snapshot}
     await second.http.aclose()
 
 

@@ -270,6 +270,8 @@ class NodeDouble:
                 if request.export_id not in self.uploads:
                     raise NotFound("unknown_upload", "There is no such upload here.", "")
                 return self.uploads[request.export_id]
+            case "snapshot.import":
+                return self._import_snapshot(request)
             case "sandbox.import":
                 return self._import(request)
             case "sandbox.fetch":
@@ -287,6 +289,23 @@ class NodeDouble:
                 return self._take(self.boxes[request.sandbox_id], request.egress)
             case _:
                 return self._session(method, request)
+
+    def _import_snapshot(self, request: wire.SnapshotImport) -> wire.Snapshot:
+        if request.snapshot_id not in self.snapshots:
+            told = self.uploads.pop(request.upload_id)
+            self.snapshots[request.snapshot_id] = wire.Snapshot(
+                snapshot_id=request.snapshot_id,
+                sandbox_id=told.source,
+                project=request.project,
+                kind=request.kind,
+                template_digest=request.template_digest,
+                shape=request.shape,
+                disk_bytes=10,
+                memory_bytes=20 if request.kind == "full" else 0,
+                digest=DIGEST,
+                created_at=time.time(),
+            )
+        return self.snapshots[request.snapshot_id]
 
     def _import(self, request: wire.ImportRequest) -> wire.Observed:
         if request.sandbox_id not in self.boxes:

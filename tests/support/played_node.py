@@ -344,10 +344,13 @@ class _Room:
     def check_start(self, shape: Shape, overhead_mib: int, holdings: Any) -> None:
         pass
 
+    def check_import(self, shape: Shape, memory: bool, overhead_mib: int, holdings: Any) -> None:
+        pass
+
 
 class _Baker:
     async def baked(self, release: Any, shape: Shape, progress: Any = None) -> Any:
-        return SimpleNamespace(shape=shape)
+        return SimpleNamespace(shape=shape, host_keys=False)
 
     async def discard(self, baked: Any) -> None:
         pass
@@ -358,6 +361,15 @@ class _Baker:
 
 class _Images:
     release = TemplateRelease(name="seed", tag="latest", digest=DIGEST, size_bytes=1, created_at=1.0)
+    manifest = SimpleNamespace(name="seed", tag="latest", parts={})
+    digest = DIGEST
+
+    def __init__(self, upper: Path) -> None:
+        self._upper = upper
+
+    def part(self, name: str) -> Path:
+        assert name == "upper"
+        return self._upper
 
     def resolve(self, reference: str) -> Any:
         return self
@@ -384,7 +396,7 @@ async def _serve(listening: socket.socket, folder: Path, ready: Callable[[], Non
         host_boot_id="boot",
         driver=driver,  # type: ignore[arg-type]
         launcher=launcher,
-        images=_Images(),  # type: ignore[arg-type]
+        images=_Images(driver.lowest),  # type: ignore[arg-type]
         baker=_Baker(),  # type: ignore[arg-type]
         sessions=sessions,
         events=events,

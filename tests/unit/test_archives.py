@@ -65,6 +65,27 @@ def opened(path: Path) -> archive.Archive:
     return found
 
 
+@pytest.mark.parametrize(
+    ("boot_id", "labels", "of_snapshot", "processes"),
+    [
+        ("", {}, True, 0),
+        ("imported", {"name": "x"}, False, 0),
+        ("b", {"snapshot": None, "processes": "12"}, False, 12),
+        ("", {"snapshot": None}, False, 0),
+        ("", {"snapshot": "s" * 20, "processes": "7"}, True, 7),
+        ("b", {"snapshot": "s" * 20, "processes": "-1"}, True, 0),
+        ("b", {"snapshot": None, "processes": "9" * 12}, False, 0),
+        ("b", {"snapshot": None, "processes": 3}, False, 0),
+    ],
+)
+def test_an_archive_tells_whether_it_is_a_snapshots(
+    tmp_path: Path, boot_id: str, labels: dict[str, object], of_snapshot: bool, processes: int
+) -> None:
+    """With the label and, as before there was one, without."""
+    found = opened(write(tmp_path / "one", {"disk": b"d"}, manifest(boot_id=boot_id, labels=labels))).manifest
+    assert (found.of_snapshot, found.processes) == (of_snapshot, processes)
+
+
 def refused(path: Path) -> str:
     with pytest.raises(HatchwayError) as caught:
         opened(path)

@@ -8,13 +8,28 @@ from tests.support.databases import database, where
 from hatchway.domain.errors import Conflict, NotFound
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
+from hatchway.domain.quotas import Quotas
 from hatchway.domain.shapes import Shape
-from hatchway.storage import accepting, branches, ending, operations, outbox, sandboxes, sessions, snapshots
+from hatchway.storage import (
+    accepting,
+    branches,
+    claims,
+    ending,
+    operations,
+    outbox,
+    projects,
+    sandboxes,
+    sessions,
+    snapshot_imports,
+    snapshots,
+    subjects,
+)
 from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.branches import NewBranches
 from hatchway.storage.database import Database
 from hatchway.storage.idempotency import Answered, IdempotencyKey
 from hatchway.storage.rows import SandboxRow, SnapshotRow
+from hatchway.storage.snapshot_imports import NewSnapshot
 from hatchway.wire.node import (
     BranchedSession,
     BranchOutcome,
@@ -182,6 +197,120 @@ async def test_what_is_made_of_a_snapshot_numbers_on_from_its_sandbox(database: 
     )
     made = await database.write(snapshots.accept_create, new, None)
     assert made.sandbox.last_process_id == 3
+
+
+def imported(**more: Any) -> NewSnapshot:
+    members: dict[str, Any] = {
+        "project": "default",
+        "node_id": "node-one",
+        "kind": SnapshotKind.FULL,
+        "name": "back",
+        "template": "seed:latest",
+        "template_digest": "sha256:00",
+        "shape": Shape(),
+        "source": new_id(),
+        "snapshot": new_id(),
+        "key_id": "k1",
+        "last_process_id": 4,
+    }
+    return NewSnapshot(**{**members, **more})
+
+
+def taken_in(new: NewSnapshot, accepted: Accepted, octets: int = 11) -> Snapshot:
+    return Snapshot(
+        snapshot_id=accepted.operation.target,
+        sandbox_id=new.source,
+        project=new.project,
+        kind=new.kind,
+        template_digest=new.template_digest,
+        shape=new.shape,
+        disk_bytes=5,
+        memory_bytes=octets - 5,
+        digest="sha256:11",
+    )
+
+
+async def test_an_imported_snapshot_has_no_sandbox_and_an_operation_of_its_own(database: Database) -> None:
+    new = imported()
+    begun = await database.write(snapshot_imports.accept, new, new_id(), IdempotencyKey(key="once", request_hash=b"h"))
+    target = begun.operation.target
+    with pytest.raises(Answered) as repeated:
+        await database.write(snapshot_imports.accept, new, new_id(), IdempotencyKey(key="once", request_hash=b"h"))
+    assert repeated.value.answer == {"snapshot": target, "operation": begun.operation.id}
+    with pytest.raises(Conflict, match="is being made"):
+        await database.write(snapshots.begin_delete, "default", target)
+    assert await database.read(sandboxes.find, target) is None
+    stand_in = await database.read(subjects.of, begun.operation)
+    assert stand_in is not None
+    assert (stand_in.id, stand_in.node_id, stand_in.project) == (target, "node-one", "default")
+
+    finished = await database.write(snapshot_imports.made, begun.operation, taken_in(new, begun), 1.0)
+    assert finished is not None
+    assert (finished.operation.status, finished.operation.result) == (
+        "succeeded",
+        {"snapshot": target, "changed": True},
+    )
+    assert await database.write(snapshot_imports.made, begun.operation, taken_in(new, begun), 1.0) is None
+    row = await database.read(snapshots.get_ready, "default", target)
+    assert row.origin == {"sandbox": new.source, "snapshot": new.snapshot, "key": "k1"}
+    assert (row.sandbox_id, row.kind, row.disk_bytes, row.memory_bytes) == (new.source, SnapshotKind.FULL, 5, 6)
+    told = [one for one in await database.read(outbox.after, 0, ("default",), 100) if one.subject == target]
+    assert [one.kind for one in told] == ["operation.accepted", "operation.succeeded", "snapshot.created"]
+    assert [one.data.get("snapshot") for one in told[:2]] == [target, target]
+    # Whatever runs in it has one of the first four numbers.
+    made = await database.write(
+        snapshots.accept_create,
+        NewSandbox(
+            project="default",
+            name=None,
+            node_id="node-one",
+            template="seed:latest",
+            template_digest="sha256:00",
+            shape=Shape(),
+            metadata={},
+            env={},
+            require_isolation=None,
+            snapshot_id=target,
+        ),
+        None,
+    )
+    assert made.sandbox.last_process_id == 4
+
+
+@pytest.mark.parametrize("end", ["fail", "cancel", "quota"])
+async def test_of_a_snapshot_that_was_not_imported_nothing_stays(database: Database, end: str) -> None:
+    new = imported()
+    if end == "quota":
+        await database.write(projects.change, "default", {"quotas": Quotas(snapshot_bytes=10)})
+    begun = await database.write(snapshot_imports.accept, new, new_id(), None)
+    target = begun.operation.target
+    if end == "fail":
+        error = {"code": "archive_altered", "cause": "It was altered.", "remedy": "Fetch it again."}
+        finished = await database.write(ending.fail, begun.operation, error, None, 1.0)
+    elif end == "cancel":
+        finished = await database.write(ending.cancel, "default", begun.operation.id)
+    else:
+        finished = await database.write(snapshot_imports.made, begun.operation, taken_in(new, begun), 1.0)
+    assert finished is not None
+    status, code = {
+        "fail": ("failed", "archive_altered"),
+        "cancel": ("cancelled", "cancelled"),
+        "quota": ("failed", "quota_exceeded"),
+    }[end]
+    assert finished.operation.error is not None
+    assert (finished.operation.status, finished.operation.error["code"]) == (status, code)
+    # Its node is told to remove what it may have made of it, and then it is gone.
+    (row,) = await database.read(snapshots.unwanted, "node-one")
+    assert (row.id, row.state) == (target, "deleting")
+    await database.write(snapshots.deleted, target)
+    assert await database.read(snapshots.list_page, "default", limit=10) == []
+
+
+async def test_the_import_of_a_dead_control_process_is_another_ones(database: Database) -> None:
+    begun = await database.write(snapshot_imports.accept, imported(), new_id(), None)
+    assert await database.write(claims.claim, "other", ["node-two"], accepted_by=0.0) == []
+    ((operation, sandbox),) = await database.write(claims.claim, "other", ["node-one"], accepted_by=0.0)
+    assert (operation.id, sandbox.id) == (begun.operation.id, begun.operation.target)
 
 
 async def test_a_snapshot_outlives_its_sandbox(database: Database) -> None:

@@ -13,7 +13,7 @@ from .shared import with_front
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hatchway.client import SandboxInfo
+    from hatchway.client import Sandbox, Snapshot
 
 PASSPHRASE = "HATCHWAY_PASSPHRASE"
 _SEALED = b"HWSEALED"
@@ -100,27 +100,30 @@ def import_(
     ] = None,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Its memory too, or its disk alone.")] = True,
 ) -> None:
-    """Make a sandbox of an archive: suspended where it has memory, else stopped.
+    """Make a sandbox of an archive, suspended where it has memory, else stopped; or a snapshot, of a snapshot's.
 
     A URL lies in the service's store, below archives/PROJECT/, or under another prefix that its operator allows.
     """
     if "://" in source:
         passphrase = _passphrase(twice=False) if encrypted else None
-        _show(front, front.client.archives.load_from(source, passphrase=passphrase, memory=memory, name=name).info)
+        _show(front, front.client.archives.load_from(source, passphrase=passphrase, memory=memory, name=name))
     else:
         _show(front, _load(front, Path(source), memory, name))
 
 
-def _show(front: Front, made: "SandboxInfo") -> None:
+def _show(front: Front, made: "Sandbox | Snapshot") -> None:
+    from hatchway.client import Snapshot
+
     from .output import print_json
 
+    what, info = ("snapshot", made) if isinstance(made, Snapshot) else ("sandbox", made.info)
     if front.json:
-        print_json(made)
+        print_json({"made": what, **info.as_dict()})
     else:
-        print(f"{made.id}  {made.state}")
+        print(f"{info.id}  {what}  {info.kind if isinstance(info, Snapshot) else info.state}")
 
 
-def _load(front: Front, file: Path, memory: bool, name: str | None) -> "SandboxInfo":
+def _load(front: Front, file: Path, memory: bool, name: str | None) -> "Sandbox | Snapshot":
     from hatchway.client.bodies import Body, read_all
 
     from .progress import meter
@@ -135,12 +138,11 @@ def _load(front: Front, file: Path, memory: bool, name: str | None) -> "SandboxI
                     source.seek(0)
                     return _told(read_all(source), tell, file.name)
 
-                made = front.client.archives.load(
+                return front.client.archives.load(
                     Body(begin, size, again=True), passphrase=passphrase, memory=memory, name=name
                 )
     except OSError as error:
         raise _local(error, file) from None
-    return made.info
 
 
 @with_front

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AsyncArchives:
-    """Sandboxes and snapshots as files, and sandboxes from such files."""
+    """Sandboxes and snapshots as files, and both from such files."""
 
     def __init__(self, driver: AsyncDriver) -> None:
         self._driver = driver
@@ -60,10 +60,10 @@ class AsyncArchives:
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float = 600.0,
-    ) -> "AsyncSandbox":
-        """Makes a sandbox of an archive: `suspended` where it has memory, which `memory=False` leaves out, else `stopped`.
+    ) -> "AsyncSandbox | Snapshot":
+        """Makes of an archive what it is of: a sandbox, `suspended` where it has memory, which `memory=False` leaves out, else `stopped`; or a snapshot.
 
-        What is not given is as the archive says. Raises `Unprocessable` for an archive that is not whole, altered, not trusted or
+        What is not given is as the archive says; a snapshot has neither `metadata` nor `env`. Raises `Unprocessable` for an archive that is not whole, altered, not trusted or
         encrypted otherwise, and `Conflict("memory_lost")` where its memory cannot be loaded here; nothing is left then.
         """
         from .aio import AsyncSandbox
@@ -71,7 +71,7 @@ class AsyncArchives:
         upload = await self._driver.run(archivecalls.upload(body_of(content), passphrase))
         body = calls.compact(memory=memory, name=name, metadata=metadata, env=env)
         info, operation = await self._driver.run(archivecalls.load(upload, body, timeout_s=timeout))
-        return AsyncSandbox(self._driver, info, operation)
+        return info if isinstance(info, Snapshot) else AsyncSandbox(self._driver, info, operation)
 
     async def load_from(
         self,
@@ -83,8 +83,8 @@ class AsyncArchives:
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float = 3600.0,
-    ) -> "AsyncSandbox":
-        """Makes a sandbox of an archive that its node fetches by itself: see `load`. `url` lies under a prefix that the service's operator allows.
+    ) -> "AsyncSandbox | Snapshot":
+        """Makes a sandbox or a snapshot of an archive that its node fetches by itself: see `load`. `url` lies under a prefix that the service's operator allows.
 
         Raises `Unprocessable("url_not_allowed")`, and `OperationFailed` where it cannot be fetched.
         """
@@ -93,4 +93,4 @@ class AsyncArchives:
         upload = await self._driver.run(archivecalls.fetched(url, passphrase, timeout))
         body = calls.compact(memory=memory, name=name, metadata=metadata, env=env)
         info, operation = await self._driver.run(archivecalls.load(upload, body, timeout_s=timeout))
-        return AsyncSandbox(self._driver, info, operation)
+        return info if isinstance(info, Snapshot) else AsyncSandbox(self._driver, info, operation)

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from .bodies import Body
-from .calls import Listing, accepted, decode, either, exchange, segment
+from .calls import Listing, accepted, carried_out, decode, either, exchange, get_sandbox, get_snapshot, segment
 from .errors import BadAnswer, ConnectionFailed, InvalidRequest, OperationFailed, WaitTimeout, from_problem
-from .models import Export, Operation, SandboxInfo
+from .models import Export, Operation, SandboxInfo, Snapshot
 from .steps import Emit, Flow, Open, Pause, Read, Reply, Request, Stream
 
 SLOW_S = 20 * 60.0
@@ -179,7 +179,15 @@ def fetched(url: str, passphrase: str | None, timeout_s: float) -> Flow[str]:
             raise OperationFailed(code, cause, str(error.get("remedy", "")), operation_id=upload, sandbox_id=None)
 
 
-def load(upload_id: str, body: Mapping[str, object], *, timeout_s: float) -> Flow[tuple[SandboxInfo, Operation]]:
-    """Makes a sandbox of an upload."""
-    headers = {"Idempotency-Key": uuid.uuid4().hex}
-    return (yield from accepted("POST", "/v1/imports", {"upload": upload_id, **body}, headers, True, timeout_s))
+def load(
+    upload_id: str, body: Mapping[str, object], *, timeout_s: float
+) -> Flow[tuple[SandboxInfo | Snapshot, Operation]]:
+    """Makes a sandbox of an upload, or a snapshot of a snapshot's."""
+    headers, wanted = {"Idempotency-Key": uuid.uuid4().hex}, {"upload": upload_id, **body}
+    answer = yield from carried_out("POST", "/v1/imports", wanted, headers, True, timeout_s)
+    made: SandboxInfo | Snapshot
+    if answer.made == "snapshot":
+        made = answer.snapshot or (yield from get_snapshot(answer.operation.target or ""))
+    else:
+        made = answer.sandbox or (yield from get_sandbox(answer.operation.target or ""))
+    return made, answer.operation

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Archives:
-    """Sandboxes and snapshots as files, and sandboxes from such files."""
+    """Sandboxes and snapshots as files, and both from such files."""
 
     def __init__(self, driver: SyncDriver) -> None:
         self._driver = driver
@@ -60,10 +60,10 @@ class Archives:
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float = 600.0,
-    ) -> "Sandbox":
-        """Makes a sandbox of an archive: `suspended` where it has memory, which `memory=False` leaves out, else `stopped`.
+    ) -> "Sandbox | Snapshot":
+        """Makes of an archive what it is of: a sandbox, `suspended` where it has memory, which `memory=False` leaves out, else `stopped`; or a snapshot.
 
-        What is not given is as the archive says. Raises `Unprocessable` for an archive that is not whole, altered, not trusted or
+        What is not given is as the archive says; a snapshot has neither `metadata` nor `env`. Raises `Unprocessable` for an archive that is not whole, altered, not trusted or
         encrypted otherwise, and `Conflict("memory_lost")` where its memory cannot be loaded here; nothing is left then.
         """
         from .sync import Sandbox
@@ -71,7 +71,7 @@ class Archives:
         upload = self._driver.run(archivecalls.upload(body_of(content), passphrase))
         body = calls.compact(memory=memory, name=name, metadata=metadata, env=env)
         info, operation = self._driver.run(archivecalls.load(upload, body, timeout_s=timeout))
-        return Sandbox(self._driver, info, operation)
+        return info if isinstance(info, Snapshot) else Sandbox(self._driver, info, operation)
 
     def load_from(
         self,
@@ -83,8 +83,8 @@ class Archives:
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float = 3600.0,
-    ) -> "Sandbox":
-        """Makes a sandbox of an archive that its node fetches by itself: see `load`. `url` lies under a prefix that the service's operator allows.
+    ) -> "Sandbox | Snapshot":
+        """Makes a sandbox or a snapshot of an archive that its node fetches by itself: see `load`. `url` lies under a prefix that the service's operator allows.
 
         Raises `Unprocessable("url_not_allowed")`, and `OperationFailed` where it cannot be fetched.
         """
@@ -93,4 +93,4 @@ class Archives:
         upload = self._driver.run(archivecalls.fetched(url, passphrase, timeout))
         body = calls.compact(memory=memory, name=name, metadata=metadata, env=env)
         info, operation = self._driver.run(archivecalls.load(upload, body, timeout_s=timeout))
-        return Sandbox(self._driver, info, operation)
+        return info if isinstance(info, Snapshot) else Sandbox(self._driver, info, operation)

@@ -71,9 +71,14 @@ def decode(body: bytes, kind: type[T]) -> T:
         ) from None
 
 
-class _Accepted(msgspec.Struct):
+class Accepted(msgspec.Struct):
+    """An operation, and what it is about; that is None where the answer does not show it as the operation left it."""
+
     operation: Operation
     sandbox: SandboxInfo | None = None
+    snapshot: Snapshot | None = None
+    made: str = "sandbox"
+    """Which of the two it is about."""
 
 
 class Opened(msgspec.Struct):
@@ -153,22 +158,31 @@ def delete_sandbox(sandbox_id: str, *, wait: bool, timeout_s: float) -> Flow[tup
 def accepted(
     method: str, path: str, body: object, headers: dict[str, str], wait: bool, timeout_s: float
 ) -> Flow[tuple[SandboxInfo, Operation]]:
-    """Asks for a lifecycle change and, with `wait`, stays until it succeeded."""
+    """Asks for a lifecycle change of a sandbox and, with `wait`, stays until it succeeded."""
+    answer = yield from carried_out(method, path, body, headers, wait, timeout_s)
+    sandbox = answer.sandbox
+    if sandbox is None:
+        sandbox = yield from get_sandbox(answer.operation.target or "")
+    return sandbox, answer.operation
+
+
+def carried_out(
+    method: str, path: str, body: object, headers: dict[str, str], wait: bool, timeout_s: float
+) -> Flow[Accepted]:
+    """Asks for an operation and, with `wait`, stays until it succeeded."""
     at_once = min(timeout_s, WAIT_AT_ONCE_S) if wait else 0
     if at_once >= 1:
         headers = {**headers, "Prefer": f"wait={int(at_once)}"}
     reply = yield from exchange(
         Request(method, path, json=body, headers=headers, timeout_s=at_once + 30 if at_once else None)
     )
-    answer = decode(reply.body, _Accepted)
-    operation, sandbox = answer.operation, answer.sandbox
+    answer = decode(reply.body, Accepted)
     if wait:
+        operation = answer.operation
         ended = yield from await_operation(operation, timeout_s=timeout_s - at_once if not operation.done else 0)
         if ended is not operation:
-            operation, sandbox = ended, None
-    if sandbox is None:
-        sandbox = yield from get_sandbox(operation.target or "")
-    return sandbox, operation
+            return Accepted(operation=ended, made=answer.made)
+    return answer
 
 
 def await_operation(operation: Operation, *, timeout_s: float) -> Flow[Operation]:

@@ -105,6 +105,8 @@ class Snapshot(_Record, frozen=True, kw_only=True):
     digest: str | None = None
     scheduled: bool = False
     """Whether a schedule made it, which then may remove it."""
+    origin: dict[str, Any] | None = None
+    """Of an imported one: `sandbox`, `snapshot` and `key`, the ids that its archive was made of and signed with."""
     created_at: float | None = None
     updated_at: float | None = None
 

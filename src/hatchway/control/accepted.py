@@ -1,5 +1,6 @@
 """What is answered where an operation was accepted: the sandbox and the operation, now or when it has ended."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ from starlette.responses import Response
 from hatchway.control import idempotency, requests, views
 from hatchway.control.endpoints import Call, answer
 from hatchway.domain.errors import Gone, NotFound
-from hatchway.storage import operations, sandboxes
+from hatchway.storage import operations, subjects
 from hatchway.storage.accepting import Accepted
 from hatchway.storage.idempotency import Answered
 from hatchway.storage.rows import OperationRow, SandboxRow
@@ -21,24 +22,35 @@ def show(call: Call[Any], row: SandboxRow, annotations: bool = False) -> views.S
     return msgspec.structs.replace(shown, annotations=row.annotations or {}) if annotations else shown
 
 
-async def proceed(call: Call[Any], accepted: Accepted) -> Response:
+Showing = Callable[[Call[Any], SandboxRow, OperationRow], Awaitable[msgspec.Struct]]
+"""What is answered of a sandbox and an operation."""
+
+
+async def show_both(call: Call[Any], sandbox: SandboxRow, operation: OperationRow) -> views.AcceptedAnswer:
+    """The sandbox and the operation, as far as the engine knows it to be."""
+    live = call.plane.engine.live.get(operation.id)
+    return views.AcceptedAnswer(sandbox=show(call, sandbox), operation=views.operation(operation, live))
+
+
+async def proceed(call: Call[Any], accepted: Accepted, showing: Showing = show_both) -> Response:
     """Has what was accepted carried out, and answers."""
     if accepted.run:
         call.plane.engine.submit(accepted.operation, accepted.sandbox, accepted.preempted)
-    return await _settle(call, accepted.sandbox, accepted.operation, {})
+    return await _settle(call, accepted.sandbox, accepted.operation, {}, showing)
 
 
-async def repeat(call: Call[Any], earlier: Answered) -> Response:
+async def repeat(call: Call[Any], earlier: Answered, showing: Showing = show_both) -> Response:
     """Answers a repeated request with the sandbox and operation of the first, as they are now."""
-    names = earlier.answer
-    sandbox = await call.plane.database.read(sandboxes.find, str(names.get("sandbox", "")))
-    operation = await call.plane.database.read(operations.find, str(names.get("operation", "")))
+    operation = await call.plane.database.read(operations.find, str(earlier.answer.get("operation", "")))
+    sandbox = None if operation is None else await call.plane.database.read(subjects.of, operation)
     if sandbox is None or operation is None or sandbox.project != call.project:
         raise Gone("sandbox_deleted", "What this Idempotency-Key made was deleted.", "Use a new key.")
-    return await _settle(call, sandbox, operation, idempotency.REPLAYED)
+    return await _settle(call, sandbox, operation, idempotency.REPLAYED, showing)
 
 
-async def _settle(call: Call[Any], sandbox: SandboxRow, operation: OperationRow, more: dict[str, str]) -> Response:
+async def _settle(
+    call: Call[Any], sandbox: SandboxRow, operation: OperationRow, more: dict[str, str], showing: Showing
+) -> Response:
     """Waits where the client prefers that; 200 when the operation has ended, 202 while it has not."""
     plane = call.plane
     wait = requests.prefer_wait(call.request)
@@ -51,10 +63,9 @@ async def _settle(call: Call[Any], sandbox: SandboxRow, operation: OperationRow,
                 sandbox, operation = finished.sandbox, finished.operation
             else:
                 fresh = await plane.database.read(operations.find, operation.id)
-                seen = await plane.database.read(sandboxes.find, sandbox.id)
+                seen = await plane.database.read(subjects.of, operation)
                 operation, sandbox = fresh or operation, seen or sandbox
-    live = plane.engine.live.get(operation.id)
-    body = views.AcceptedAnswer(sandbox=show(call, sandbox), operation=views.operation(operation, live))
+    body = await showing(call, sandbox, operation)
     return answer(body, 202 if operation.finished_at is None else 200, headers)
 
 

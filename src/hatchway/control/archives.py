@@ -1,4 +1,4 @@
-"""/v1/exports, /v1/uploads, /v1/imports: archives out of sandboxes and snapshots, and sandboxes out of archives.
+"""/v1/exports, /v1/uploads, /v1/imports: archives out of sandboxes and snapshots, and these out of archives.
 
 The octets go between client and node, over the data plane; here is who may, and what becomes of them.
 """
@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from hatchway.control import archive_keys, requests, views
-from hatchway.control.accepted import proceed, repeat, sandbox_id
+from hatchway.control.accepted import proceed, repeat, sandbox_id, show
 from hatchway.control.endpoints import Call, Endpoint, NoBody, answer
 from hatchway.control.fields import Name, check_caps, check_env, check_metadata, unknown_template
 from hatchway.control.nodes import NodeLink, node_timeout, quietly, unreachable
@@ -22,9 +22,12 @@ from hatchway.domain.errors import Conflict, HatchwayError, NotFound, Unprocessa
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind
 from hatchway.domain.quotas import template_allowed
-from hatchway.storage import exports, projects, snapshots
+from hatchway.storage import accepting, exports, projects, snapshot_imports, snapshots
 from hatchway.storage.accepting import NewSandbox
 from hatchway.storage.exports import ExportRow
+from hatchway.storage.idempotency import Answered
+from hatchway.storage.rows import OperationRow, SandboxRow
+from hatchway.storage.snapshot_imports import NewSnapshot
 from hatchway.wire.node import Empty, ExportRef, ExportRequest, FetchUpload, Struct, UploadDescription, UploadStatus
 from hatchway.wire.tokens import ARCHIVES
 
@@ -57,13 +60,14 @@ class MakeUpload(NoBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class MakeImport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sandbox is made from; what is not given is as the archive says."""
+    """What a sandbox or a snapshot is made from, by what the archive is of; what is not given is as the archive says."""
 
     upload: Annotated[str, Meta(description="Id of an upload that is complete.")]
     memory: bool = True
-    """Take its memory, too, where it has one; false: the disk alone, and the sandbox is stopped."""
+    """Take its memory, too, where it has one; false: the disk alone. The sandbox is stopped then, the snapshot of the kind `disk`."""
     name: Name | None = None
     metadata: dict[str, str] | None = None
+    """Of a sandbox alone, as is `env`."""
     env: dict[str, str] | None = None
 
 
@@ -135,6 +139,7 @@ async def make_of_snapshot(call: Call[MakeExport]) -> Response:
         raise unreachable(snapshot.node_id)
     row = await plane.database.write(exports.begin_of_snapshot, call.project, snapshot_id)
     key_id, _ = await plane.database.read(archive_keys.own)
+    used = await plane.database.read(accepting.numbers_used, snapshot_id)
     request = ExportRequest(
         sandbox_id=row.sandbox_id,
         generation=1,
@@ -144,7 +149,7 @@ async def make_of_snapshot(call: Call[MakeExport]) -> Response:
         snapshot_id=snapshot_id,
         include_template=call.body.include_template,
         parents=() if snapshot.parent_id is None else (snapshot.parent_id,),
-        labels={"name": snapshot.name, "metadata": {}},
+        labels={"name": snapshot.name, "metadata": {}, "processes": str(used)},
     )
     task = asyncio.get_running_loop().create_task(_export_snapshot(call, link, request))
     _snapshots_out.add(task)
@@ -227,7 +232,7 @@ async def upload(call: Call[MakeUpload]) -> Response:
 
 
 async def import_(call: Call[MakeImport]) -> Response:
-    """Accepts a sandbox that is made from an upload."""
+    """Accepts a sandbox that is made from an upload, or a snapshot where the archive is of one."""
     body, plane = call.body, call.plane
     upload_id = requests.check_id(body.upload, "upload", NotFound)
     await plane.database.require_room()
@@ -252,6 +257,8 @@ async def import_(call: Call[MakeImport]) -> Response:
             f"All sandboxes of the project {project.name} must have {project.require_isolation} isolation.",
             "Use another project.",
         )
+    if told.of_snapshot:
+        return await _import_snapshot(call, link.node_id, told, memory)
     metadata = told.metadata if body.metadata is None else body.metadata
     env = told.env if body.env is None else body.env
     check_env(env, "env")
@@ -266,9 +273,44 @@ async def import_(call: Call[MakeImport]) -> Response:
         metadata=metadata,
         env=env,
         require_isolation=project.require_isolation,
+        last_process_id=told.processes,
     )
     accepted = await plane.database.write(exports.accept_import, new, upload_id, memory, call.idempotency)
-    return await proceed(call, accepted)
+    return await proceed(call, accepted, _show_import)
+
+
+async def _import_snapshot(call: Call[MakeImport], node_id: str, told: UploadDescription, memory: bool) -> Response:
+    body = call.body
+    for field, given in (("metadata", body.metadata), ("env", body.env)):
+        if given:
+            raise invalid_field(field, "the archive is of a snapshot, which has none.", "what is made from it may have")
+    new = NewSnapshot(
+        project=call.project,
+        node_id=node_id,
+        kind=SnapshotKind.FULL if memory else SnapshotKind.DISK,
+        name=body.name or _name(told.name),
+        template=told.template,
+        template_digest=told.template_digest,
+        shape=told.shape,
+        source=told.source,
+        snapshot=told.snapshot,
+        key_id=told.key_id,
+        last_process_id=told.processes,
+    )
+    accepted = await call.plane.database.write(snapshot_imports.accept, new, body.upload, call.idempotency)
+    return await proceed(call, accepted, _show_import)
+
+
+async def _show_import(call: Call[Any], subject: SandboxRow, operation: OperationRow) -> views.ImportAnswer:
+    shown = views.operation(operation, call.plane.engine.live.get(operation.id))
+    if not operation.of_snapshot:
+        return views.ImportAnswer(made="sandbox", sandbox=show(call, subject), operation=shown)
+    row = await call.plane.database.read(snapshots.get, call.project, operation.target)
+    return views.ImportAnswer(made="snapshot", snapshot=views.snapshot(row), operation=shown)
+
+
+async def _repeat_import(call: Call[Any], earlier: Answered) -> Response:
+    return await repeat(call, earlier, _show_import)
 
 
 async def _found(call: Call[Any], upload_id: str, method: str, kind: type[S]) -> tuple[NodeLink, S]:
@@ -397,13 +439,13 @@ ENDPOINTS = (
         "POST",
         "/v1/imports",
         import_,
-        "Make a sandbox from an archive that was uploaded: suspended with its memory, else stopped",
-        _ACCEPTED,
+        "Make a sandbox from an archive that was uploaded, suspended with its memory, else stopped; or a snapshot, from a snapshot's",
+        {202: views.ImportAnswer, 200: views.ImportAnswer},
         "archives",
         scope="write",
         body=MakeImport,
         errors=(404, 409, 503, 507),
-        repeated=repeat,
+        repeated=_repeat_import,
         waits=True,
     ),
 )

@@ -17,16 +17,16 @@ import msgspec
 
 from hatchway.control import metrics
 from hatchway.control.claims import Claims
-from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes
+from hatchway.control.nodes import LOST_CODES, NodeLink, Nodes, quietly
 from hatchway.control.verbs import LOOK_WITHIN_S, carry_out
 from hatchway.domain.errors import Conflict, HatchwayError, Internal, NotFound, Unavailable, Unprocessable
 from hatchway.domain.lifecycle import Cause, State, Verb
-from hatchway.storage import approvals, ending, operations, projects, sandboxes
+from hatchway.storage import approvals, ending, operations, projects, sandboxes, snapshots
 from hatchway.storage.database import Database
 from hatchway.storage.ending import Finished
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.wire import tracing
-from hatchway.wire.node import Observed, Progress, SandboxRef
+from hatchway.wire.node import Empty, Observed, Progress, SandboxRef, SnapshotRef
 
 FLUSH_EVERY_S = 0.25
 RETRY_S: tuple[float, ...] = (0.02, 0.1, 0.5, 2.0, 5.0)
@@ -380,7 +380,12 @@ class Engine:
                 )
 
     async def _failed(self, link: NodeLink, live: Live, sandbox: SandboxRow, error: HatchwayError) -> Finished | None:
-        """Looks what became of the sandbox, then writes the failure with it."""
+        """Looks what became of the sandbox, then writes the failure with it. Of a snapshot that was to be imported nothing stays."""
+        details: dict[str, Any] = msgspec.to_builtins(error.as_dict(), str_keys=True)
+        if live.operation.of_snapshot:
+            failed = await self._database.write(ending.fail, live.operation, details, None, live.started_at)
+            await quietly(self._drop_snapshot(link, live.operation.target))
+            return failed
         seen: Observed | None = None
         try:
             ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
@@ -390,8 +395,11 @@ class Engine:
             seen = None if sandbox.boot_id is None else lost(sandbox)
         except (HatchwayError, TimeoutError) as second:
             log.warning("state of %s after a failed %s: %s", sandbox.id, live.operation.kind, second)
-        details: dict[str, Any] = msgspec.to_builtins(error.as_dict(), str_keys=True)
         return await self._database.write(ending.fail, live.operation, details, seen, live.started_at)
+
+    async def _drop_snapshot(self, link: NodeLink, snapshot_id: str) -> None:
+        await link.call("snapshot.delete", SnapshotRef(snapshot_id=snapshot_id), Empty, within=LOOK_WITHIN_S)
+        await self._database.write(snapshots.deleted, snapshot_id)
 
     def _note(self, live: Live, phase: str) -> None:
         live.phase, live.dirty = phase, True

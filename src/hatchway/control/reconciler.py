@@ -18,7 +18,7 @@ from hatchway.control.engine import Engine, lost
 from hatchway.control.nodes import NodeLink, Nodes, quietly
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.lifecycle import State
-from hatchway.storage import ending, operations, outbox, retention, sandboxes, sessions, settings, snapshots
+from hatchway.storage import ending, operations, outbox, retention, sandboxes, sessions, settings, snapshots, subjects
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.rows import OperationRow, SandboxRow, SessionRow
 from hatchway.wire.egress import Asked, AskEnded
@@ -371,7 +371,7 @@ class Reconciler:
 def _unfinished(connection: Connection, only: str | None = None) -> list[tuple[OperationRow, SandboxRow]]:
     found: list[tuple[OperationRow, SandboxRow]] = []
     for operation in operations.unfinished(connection, only):
-        sandbox = sandboxes.find(connection, operation.target)
+        sandbox = subjects.of(connection, operation)
         if sandbox is not None:
             found.append((operation, sandbox))
     return found

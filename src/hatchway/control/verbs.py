@@ -13,7 +13,7 @@ from hatchway.control.nodes import LOST_CODES, NodeLink
 from hatchway.domain.errors import Conflict, HatchwayError, Internal, NotFound, Unavailable
 from hatchway.domain.lifecycle import State, Verb
 from hatchway.domain.shapes import Shape
-from hatchway.storage import branches, ending, exports, policies, pools, sessions, snapshots
+from hatchway.storage import branches, ending, exports, policies, pools, sessions, snapshot_imports, snapshots
 from hatchway.storage.database import Connection, Database
 from hatchway.storage.ending import Finished
 from hatchway.storage.rows import OperationRow, SandboxRow
@@ -36,6 +36,8 @@ from hatchway.wire.node import (
     SandboxRef,
     SandboxSessions,
     SandboxSpec,
+    Snapshot,
+    SnapshotImport,
     SnapshotMade,
     SnapshotRequest,
     StopRequest,
@@ -71,6 +73,8 @@ async def carry_out(link: NodeLink, database: Database, operation: OperationRow,
             return await _create(link, operation, sandbox, await database.read(policies.effective, sandbox.id))
         case Verb.EXPORT:
             return await _export(link, database, operation, sandbox)
+        case Verb.IMPORT if operation.of_snapshot:
+            return await _import_snapshot(link, operation, sandbox)
         case Verb.IMPORT:
             return await _import(link, operation, sandbox, await database.read(policies.effective, sandbox.id))
     egress = await database.read(policies.effective, sandbox.id)
@@ -225,7 +229,7 @@ async def _export(link: NodeLink, database: Database, operation: OperationRow, s
         key_id=key_id,
         include_template=bool(operation.arguments["include_template"]),
         parents=() if sandbox.head_snapshot_id is None else (sandbox.head_snapshot_id,),
-        labels={"name": sandbox.name, "metadata": sandbox.metadata},
+        labels={"name": sandbox.name, "metadata": sandbox.metadata, "processes": str(sandbox.last_process_id)},
     )
     made = await signed_export(link, database, request)
     ref = SandboxRef(sandbox_id=sandbox.id, generation=sandbox.generation)
@@ -253,6 +257,19 @@ async def _import(link: NodeLink, operation: OperationRow, sandbox: SandboxRow, 
     seen = await link.call("sandbox.import", request, Observed, within=COPY_WITHIN_S)
     _require(operation, sandbox, seen)
     return _with_sessions(operation, sandbox, seen, await _begun(link, sandbox))
+
+
+async def _import_snapshot(link: NodeLink, operation: OperationRow, stand_in: SandboxRow) -> Ending:
+    request = SnapshotImport(
+        snapshot_id=operation.target,
+        project=operation.project,
+        upload_id=str(operation.arguments["upload"]),
+        kind=str(operation.arguments["kind"]),
+        template_digest=stand_in.template_digest,
+        shape=shape_of(stand_in),
+    )
+    answer = await link.call("snapshot.import", request, Snapshot, within=COPY_WITHIN_S)
+    return lambda connection, started_at: snapshot_imports.made(connection, operation, answer, started_at)
 
 
 async def _rollback(link: NodeLink, operation: OperationRow, sandbox: SandboxRow, egress: EgressSpec | None) -> Ending:
@@ -289,13 +306,18 @@ def spec_of(sandbox: SandboxRow, egress: EgressSpec | None) -> SandboxSpec:
         project=sandbox.project,
         generation=sandbox.generation,
         template_digest=sandbox.template_digest,
-        shape=Shape(vcpus=sandbox.vcpus, memory_mib=sandbox.memory_mib, disk_mib=sandbox.disk_mib),
+        shape=shape_of(sandbox),
         hostname=hostname_of(sandbox),
         env=sandbox.env,
         require_isolation=sandbox.require_isolation,
         snapshot_id=sandbox.snapshot_id,
         egress=egress,
     )
+
+
+def shape_of(sandbox: SandboxRow) -> Shape:
+    """How large it is."""
+    return Shape(vcpus=sandbox.vcpus, memory_mib=sandbox.memory_mib, disk_mib=sandbox.disk_mib)
 
 
 def hostname_of(sandbox: SandboxRow) -> str:

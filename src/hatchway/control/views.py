@@ -26,7 +26,7 @@ class OperationError(View, frozen=True, kw_only=True):
 
 
 class Operation(View, frozen=True, kw_only=True):
-    """The record of one lifecycle request. `status`: `pending running succeeded failed cancelled`; `target` is the sandbox's id."""
+    """The record of one lifecycle request. `status`: `pending running succeeded failed cancelled`; `target` is the id of its sandbox, or of the snapshot that it imports."""
 
     id: str
     kind: str
@@ -112,8 +112,16 @@ class Sandbox(View, frozen=True, kw_only=True):
     annotations: dict[str, Any] | UnsetType = UNSET
 
 
+class SnapshotOrigin(View, frozen=True, kw_only=True):
+    """What an imported snapshot was where it was exported: of which sandbox, under which id (null: its archive does not say), signed with which key."""
+
+    sandbox: str
+    snapshot: str | None
+    key: str
+
+
 class Snapshot(View, frozen=True, kw_only=True):
-    """A kept state of a sandbox, with a life of its own. `state`: `pending ready failed deleting deleted`; sizes in octets."""
+    """A kept state of a sandbox, with a life of its own. `state`: `pending ready failed deleting deleted`; sizes in octets; `origin` of an imported one."""
 
     id: str
     project: str
@@ -132,6 +140,7 @@ class Snapshot(View, frozen=True, kw_only=True):
     memory_bytes: int | None
     digest: str | None
     scheduled: bool
+    origin: SnapshotOrigin | None
     node: str
     created_at: float
     updated_at: float
@@ -222,6 +231,15 @@ class AcceptedAnswer(View, frozen=True, kw_only=True):
     """The sandbox, and the operation that changes it. 202 while the operation is open, 200 when it has ended."""
 
     sandbox: Sandbox
+    operation: Operation
+
+
+class ImportAnswer(View, frozen=True, kw_only=True):
+    """What is made from an archive: `made` says which of the two, `sandbox` or `snapshot`, and that one is beside the operation that makes it."""
+
+    made: str
+    sandbox: Sandbox | UnsetType = UNSET
+    snapshot: Snapshot | UnsetType = UNSET
     operation: Operation
 
 
@@ -428,6 +446,7 @@ def snapshot(row: SnapshotRow) -> Snapshot:
         memory_bytes=row.memory_bytes,
         digest=row.digest,
         scheduled=row.scheduled,
+        origin=None if row.origin is None else SnapshotOrigin(**row.origin),
         node=row.node_id,
         created_at=row.created_at,
         updated_at=row.updated_at,

@@ -136,7 +136,7 @@ class Exports:
             hostname=record.hostname,
             env={name: value for name, value in record.env.items() if name != "HATCHWAY_SANDBOX_ID"},
             boot_id=record.boot_id or "",
-            labels=dict(request.labels),
+            labels={**request.labels, archive.OF_SNAPSHOT: None},
         )
         return parts, described
 
@@ -161,7 +161,7 @@ class Exports:
             template=Template(name=release.manifest.name, tag=release.manifest.tag, digest=release.digest),
             shape=snapshot.shape,
             hostname=snapshot.sandbox_id,
-            labels=dict(request.labels),
+            labels={**request.labels, archive.OF_SNAPSHOT: snapshot_id},
         )
         return parts, described
 

@@ -1,6 +1,7 @@
-"""Imports: what was uploaded becomes a sandbox of this node, or leaves nothing.
+"""Imports: what was uploaded becomes a sandbox or a snapshot of this node, or leaves nothing.
 
-It is made in a folder beside the sandboxes, and is one of them in the moment in which that is renamed.
+A sandbox is made in a folder beside the sandboxes, and is one of them in the moment in which that is renamed. A snapshot is one in the moment
+in which its record is written (node/snapshots.py).
 """
 
 import asyncio
@@ -8,10 +9,10 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -34,7 +35,16 @@ from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.sessions.seam import Standing
 from hatchway.node.vmm import captures
 from hatchway.node.vmm import disk as disks
-from hatchway.wire.node import Configure, FetchRequest, ImportRequest, Observed, SandboxSpec, UploadDescription
+from hatchway.wire.node import (
+    Configure,
+    FetchRequest,
+    ImportRequest,
+    Observed,
+    SandboxSpec,
+    Snapshot,
+    SnapshotImport,
+    UploadDescription,
+)
 from hatchway.wire.small_files import replace_file, sync_folder
 
 IMPORTS = ".imports"
@@ -58,6 +68,7 @@ class Imports:
         self.fetches = fetches or Fetches(uploads)
         self._trusted: Mapping[str, Ed25519PublicKey] = {}
         self._running: dict[str, asyncio.Task[Observed]] = {}
+        self._snapshots: dict[str, asyncio.Task[Snapshot]] = {}
 
     def configure(self, message: Configure) -> None:
         """Takes over the keys whose archives are trusted."""
@@ -80,24 +91,25 @@ class Imports:
         known = self._known(request)
         if known is not None:
             return known.observed()
-        task = self._running.get(request.sandbox_id)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._take_in(request), name=f"import {request.sandbox_id}")
-            self._running[request.sandbox_id] = task
-            task.add_done_callback(lambda done: self._forget(request.sandbox_id, done))
-        return await asyncio.shield(task)
+        return await _once(self._running, request.sandbox_id, "import", lambda: self._take_in(request))
+
+    async def take_in_snapshot(self, request: SnapshotImport) -> Snapshot:
+        """Makes a snapshot; asked again it answers as before. Raises `HatchwayError`, and nothing is left then."""
+        if not is_id(request.snapshot_id):
+            raise NotFound("unknown_snapshot", "This is no id of a snapshot.", "Ids have 20 characters of [a-z0-9].")
+        try:
+            made = self._sandboxes.snapshots.get(request.snapshot_id)
+        except NotFound:
+            return await _once(self._snapshots, request.snapshot_id, "import", lambda: self._take_in_snapshot(request))
+        await asyncio.to_thread(self.uploads.remove, request.upload_id)  # it may have died between the two
+        return made
 
     async def fetch(self, request: FetchRequest) -> Observed:
         """Takes over what another node suspended, from the store; asked again it answers as before. Raises `HatchwayError`; nothing is left then."""
         known = self._known(request)
         if known is not None:
             return known.observed()
-        task = self._running.get(request.sandbox_id)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._fetch(request), name=f"fetch {request.sandbox_id}")
-            self._running[request.sandbox_id] = task
-            task.add_done_callback(lambda done: self._forget(request.sandbox_id, done))
-        return await asyncio.shield(task)
+        return await _once(self._running, request.sandbox_id, "fetch", lambda: self._fetch(request))
 
     async def _fetch(self, request: FetchRequest) -> Observed:
         context, work = self._context, self._context.root / IMPORTS / request.sandbox_id
@@ -142,17 +154,12 @@ class Imports:
         records.write(work, record)
         return record
 
-    async def abandon(self, sandbox_id: str) -> None:
-        """Ends an import that a deletion has overtaken; nothing is left of it."""
-        task = self._running.get(sandbox_id)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-
-    def _forget(self, sandbox_id: str, task: asyncio.Task[Observed]) -> None:
-        self._running.pop(sandbox_id, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("%s: it was not imported: %s", sandbox_id, error)
+    async def abandon(self, name: str) -> None:
+        """Ends the import of a sandbox or a snapshot that a deletion has overtaken; nothing is left of it."""
+        for task in (self._running.get(name), self._snapshots.get(name)):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
 
     def _known(self, request: SandboxSpec) -> Sandbox | None:
         try:
@@ -205,6 +212,72 @@ class Imports:
             task.exception()
             raise
 
+    async def _take_in_snapshot(self, request: SnapshotImport) -> Snapshot:
+        path = self._path(request.upload_id, request.project)
+        events, holdings = self._context.events, self._sandboxes.holdings()
+        with self._opened(path) as found:
+            source = found.manifest.source
+        described = Snapshot(
+            snapshot_id=request.snapshot_id,
+            sandbox_id=source,
+            project=request.project,
+            kind=request.kind,
+            template_digest=request.template_digest,
+            shape=request.shape,
+        )
+
+        async def unpack(folder: Path) -> tuple[Standing, ...]:
+            return await self._in_thread(
+                lambda stop: self._unpack_snapshot(path, folder, request, holdings, stop),
+                lambda done: events.progress(request.snapshot_id, "unpacking", done),
+            )
+
+        try:
+            made = await self._sandboxes.snapshots.take_in(described, unpack)
+        except Exception as error:
+            raise explained(error) from error
+        await asyncio.to_thread(self.uploads.remove, request.upload_id)
+        return made
+
+    def _unpack_snapshot(
+        self, path: Path, folder: Path, request: SnapshotImport, holdings: list[Holding], stop: packing.Progress
+    ) -> tuple[Standing, ...]:
+        with self._opened(path) as found:
+            memory = request.kind == SnapshotKind.FULL
+            if not found.manifest.of_snapshot or (memory and found.manifest.kind != SnapshotKind.FULL):
+                raise _changed()
+            return self._unpack(found, folder, folder, request, memory, holdings, stop)
+
+    def _unpack(
+        self,
+        found: Archive,
+        folder: Path,
+        capture: Path,
+        wanted: SandboxSpec | SnapshotImport,
+        memory: bool,
+        holdings: list[Holding],
+        stop: packing.Progress,
+    ) -> tuple[Standing, ...]:
+        """Verifies an archive, then makes its disk in `folder` and, with `memory`, its capture in `capture`; returns the sessions in that."""
+        context, shape = self._context, found.manifest.shape
+        found.verify()
+        stop(0.0)
+        if (wanted.template_digest, wanted.shape) != (found.manifest.template.digest, shape):
+            raise _changed()
+        context.capacity.check_import(shape, memory, context.driver.overhead_mib(shape), holdings)
+        if memory and (problem := self._memory_problem(found)):
+            raise not_here(problem)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        release = packing.template_of(found, context.images, folder / ".template")
+        raw = context.driver.disk_format == "raw"
+        lowest = release.part("upper") if raw else disks.own(release.part("upper"), context.root.parent / "disks")
+        share = 0.5 if memory else 1.0
+        packing.unpack_disk(found, folder, lowest, raw=raw, progress=lambda done: stop(share * done))
+        if not memory:
+            return ()
+        packing.unpack_memory(found, capture, lambda done: stop(share + (1 - share) * done))
+        return _standing(packing.sessions_of(found))
+
     def _build(
         self, path: Path, work: Path, request: ImportRequest, holdings: list[Holding], stop: packing.Progress
     ) -> tuple[Standing, ...]:
@@ -212,25 +285,8 @@ class Imports:
         shutil.rmtree(work, ignore_errors=True)
         with self._opened(path) as found:
             manifest = found.manifest
-            found.verify()
-            stop(0.0)
             memory = request.memory and manifest.kind == SnapshotKind.FULL
-            shape = manifest.shape
-            if (request.template_digest, request.shape) != (manifest.template.digest, shape):
-                raise Conflict("archive_changed", "Another archive was uploaded meanwhile.", "Import it again.")
-            context.capacity.check_import(shape, memory, context.driver.overhead_mib(shape), holdings)
-            if memory and (problem := self._memory_problem(found)):
-                raise not_here(problem)
-            work.mkdir(parents=True, mode=0o700)
-            release = packing.template_of(found, context.images, work / ".template")
-            raw = context.driver.disk_format == "raw"
-            lowest = release.part("upper") if raw else disks.own(release.part("upper"), context.root.parent / "disks")
-            share = 0.5 if memory else 1.0
-            packing.unpack_disk(found, work, lowest, raw=raw, progress=lambda done: stop(share * done))
-            standing: tuple[Standing, ...] = ()
-            if memory:
-                packing.unpack_memory(found, work / SUSPENDED, lambda done: stop(share + (1 - share) * done))
-                standing = _standing(packing.sessions_of(found))
+            standing = self._unpack(found, work, work / SUSPENDED, request, memory, holdings, stop)
         record = new_record(request, context.host_boot_id)
         record.state = str(State.SUSPENDED if memory else State.STOPPED)
         record.isolation = context.driver.isolation
@@ -243,6 +299,7 @@ class Imports:
         with self._opened(path) as found:
             manifest = found.manifest
             name, metadata = manifest.labels.get("name"), manifest.labels.get("metadata")
+            snapshot = manifest.labels.get(archive.OF_SNAPSHOT)
             return UploadDescription(
                 kind=manifest.kind,
                 source=manifest.source,
@@ -257,6 +314,10 @@ class Imports:
                 else {},
                 size_bytes=path.stat().st_size,
                 memory_problem=self._memory_problem(found),
+                of_snapshot=manifest.of_snapshot,
+                snapshot=snapshot if isinstance(snapshot, str) and is_id(snapshot) else None,
+                key_id=manifest.key_id,
+                processes=manifest.processes,
             )
 
     def _memory_problem(self, found: Archive) -> str:
@@ -288,6 +349,27 @@ class Imports:
 
 class _GivenUp(Exception):
     """Nobody waits for it any more."""
+
+
+async def _once(
+    running: dict[str, asyncio.Task[T]], name: str, what: str, work: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
+    """Joins what is being made under this name, or begins it; it goes on when nobody waits for it any more."""
+
+    def forget(done: asyncio.Task[T]) -> None:
+        running.pop(name, None)
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.warning("%s: it was not imported: %s", name, error)
+
+    task = running.get(name)
+    if task is None:
+        task = running[name] = asyncio.get_running_loop().create_task(work(), name=f"{what} {name}")
+        task.add_done_callback(forget)
+    return await asyncio.shield(task)
+
+
+def _changed() -> HatchwayError:
+    return Conflict("archive_changed", "Another archive was uploaded meanwhile.", "Import it again.")
 
 
 def not_here(problem: str) -> HatchwayError:

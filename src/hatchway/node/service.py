@@ -79,6 +79,7 @@ class NodeService:
             "sandbox.rollback": self._rollback,
             "snapshot.create": self._snapshot_create,
             "snapshot.delete": self._snapshot_delete,
+            "snapshot.import": self._snapshot_import,
             "snapshot.list": self._snapshot_list,
             "export.make": self._export_make,
             "export.seal": self._export_seal,
@@ -294,8 +295,12 @@ class NodeService:
         return await self._sandboxes.snapshots.make(source, request)
 
     async def _snapshot_delete(self, _: Connection, request: wire.SnapshotRef) -> wire.Empty:
+        await self._imports.abandon(request.snapshot_id)
         await self._sandboxes.snapshots.delete(request.snapshot_id)
         return wire.Empty()
+
+    async def _snapshot_import(self, _: Connection, request: wire.SnapshotImport) -> wire.Snapshot:
+        return await self._imports.take_in_snapshot(request)
 
     async def _snapshot_list(self, _: Connection, __: object) -> wire.SnapshotList:
         return wire.SnapshotList(snapshots=self._sandboxes.snapshots.all())

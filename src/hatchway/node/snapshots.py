@@ -1,4 +1,4 @@
-"""Snapshots of this node's sandboxes: made, listed, gone back to, removed.
+"""Snapshots of this node's sandboxes, and those that archives brought: made, listed, gone back to, removed.
 
 ```
 FOLDER/ID/    of a `disk` snapshot the disk, of a `full` one a capture (node/vmm/captures.py)
@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -103,6 +103,24 @@ class Snapshots:
             snapshot=self.get(request.snapshot_id), source=source.observed(), source_stopped_ms=round(sum(stopped), 2)
         )
 
+    async def take_in(self, described: Snapshot, unpack: Callable[[Path], Awaitable[Sequence[Standing]]]) -> Snapshot:
+        """Keeps as a snapshot what `unpack` brings into an empty folder: a disk, or a capture with the sessions that it returns.
+
+        Sizes and digest are those of what is there then. Asked again it answers what there is. Raises what `unpack` does, `OSError`; nothing is left then.
+        """
+        if described.snapshot_id not in self._kept:
+            folder = self.folder_of(described.snapshot_id)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            try:
+                folder.mkdir(mode=0o700)
+                standing = await unpack(folder)
+                self._kept[described.snapshot_id] = await asyncio.to_thread(_seal, folder, described, standing)
+            except BaseException:
+                await asyncio.to_thread(_remove, folder)
+                raise
+        return self.get(described.snapshot_id)
+
     def standing(self, snapshot_id: str) -> tuple[Standing, ...]:
         """The sessions whose processes are in a full snapshot."""
         try:
@@ -134,7 +152,7 @@ class Snapshots:
             else:
                 milliseconds = await _copy_disk(source, folder)
             stopped.append(milliseconds)
-            kept = await asyncio.to_thread(_seal, folder, source, request, standing)
+            kept = await asyncio.to_thread(_seal, folder, _described(source, request), standing)
         except BaseException:
             await asyncio.to_thread(_remove, folder)
             raise
@@ -261,9 +279,20 @@ async def _thaw(source: Sandbox, vm: Vm, began: float) -> float:
     return stopped_ms
 
 
-def _seal(folder: Path, source: Sandbox, request: SnapshotRequest, standing: Sequence[Standing]) -> _Kept:
+def _described(source: Sandbox, request: SnapshotRequest) -> Snapshot:
+    return Snapshot(
+        snapshot_id=request.snapshot_id,
+        sandbox_id=source.record.sandbox_id,
+        project=request.project,
+        kind=request.kind,
+        template_digest=source.record.template_digest,
+        shape=source.record.shape,
+    )
+
+
+def _seal(folder: Path, described: Snapshot, standing: Sequence[Standing]) -> _Kept:
     parts: dict[str, tuple[str, int]] = {}
-    if request.kind == SnapshotKind.DISK:
+    if described.kind == SnapshotKind.DISK:
         for name in (disks.TOP, disks.RAW_TOP):
             if (folder / name).exists():
                 fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -272,23 +301,17 @@ def _seal(folder: Path, source: Sandbox, request: SnapshotRequest, standing: Seq
                     parts[name] = manifest.digest_of_open(fd)
                 finally:
                     os.close(fd)
-        described = (folder / disks.RECORD).read_bytes()
+        manifested = (folder / disks.RECORD).read_bytes()
     else:
         replace_file(folder / SESSIONS, msgspec.json.encode(tuple(standing)))
-        described = (folder / captures.RECORD).read_bytes()
+        manifested = (folder / captures.RECORD).read_bytes()
     memory, disk = captures.size_of(folder)
-    record = source.record
     kept = _Kept(
-        snapshot=Snapshot(
-            snapshot_id=request.snapshot_id,
-            sandbox_id=record.sandbox_id,
-            project=request.project,
-            kind=request.kind,
-            template_digest=record.template_digest,
-            shape=record.shape,
+        snapshot=msgspec.structs.replace(
+            described,
             disk_bytes=disk,
-            memory_bytes=memory if request.kind == SnapshotKind.FULL else 0,
-            digest="sha256:" + hashlib.sha256(described + msgspec.json.encode(sorted(parts.items()))).hexdigest(),
+            memory_bytes=memory if described.kind == SnapshotKind.FULL else 0,
+            digest="sha256:" + hashlib.sha256(manifested + msgspec.json.encode(sorted(parts.items()))).hexdigest(),
             created_at=time.time(),
         ),
         parts=parts,

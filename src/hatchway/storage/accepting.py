@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, insert, select, update
 
 from hatchway.domain import schedules
 from hatchway.domain.errors import Conflict
@@ -27,9 +27,14 @@ from hatchway.storage.tables import snapshots as snapshots_table
 
 _INSERT_SANDBOX = insert(table)
 # The agent in what a snapshot kept knows its processes by their numbers, those that have ended and were not forgotten yet too.
+# Of one that an earlier version made, its sandbox says it, if that is still there.
 _NUMBERS_USED = (
-    select(table.c.last_process_id)
-    .join(snapshots_table, snapshots_table.c.sandbox_id == table.c.id)
+    select(snapshots_table.c.last_process_id, table.c.last_process_id)
+    .outerjoin_from(
+        snapshots_table,
+        table,
+        and_(snapshots_table.c.sandbox_id == table.c.id, snapshots_table.c.project == table.c.project),
+    )
     .where(snapshots_table.c.id == bindparam("snapshot"))
 )
 _INSERT_OPERATION = insert(operations_table)
@@ -79,6 +84,8 @@ class NewSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the credentials that it may use; None: all that its policy binds."""
     annotations: dict[str, Any] | None = None
     """What programs keep with it for themselves."""
+    last_process_id: int = 0
+    """Numbers of processes that were used where it comes from."""
     pool: str | None = None
     """Make it a member of this pool of the project."""
     pool_key: str | None = None
@@ -126,6 +133,11 @@ def new_create(project: str, target: str, now: float, arguments: dict[str, Any])
     return msgspec.structs.replace(_new_operation(project, target, Verb.CREATE, now), arguments=arguments)
 
 
+def new_import(project: str, target: str, now: float, arguments: dict[str, Any]) -> OperationRow:
+    """An operation that makes a snapshot from an archive; not stored yet."""
+    return msgspec.structs.replace(_new_operation(project, target, Verb.IMPORT, now), arguments=arguments)
+
+
 def store_new(
     connection: Connection,
     new: NewSandbox,
@@ -141,10 +153,15 @@ def store_new(
         policies.require_sandbox_tier(connection, new.project, new.policy)
     sandbox = row_of(new, operation, sandbox_id, now, forked_from=forked_from, desired=desired)
     if new.snapshot_id is not None:
-        used = connection.execute(_NUMBERS_USED, {"snapshot": new.snapshot_id}).scalar()
-        sandbox = msgspec.structs.replace(sandbox, last_process_id=used or 0)
+        sandbox = msgspec.structs.replace(sandbox, last_process_id=numbers_used(connection, new.snapshot_id))
     connection.execute(_INSERT_SANDBOX, msgspec.structs.asdict(sandbox))
     return sandbox
+
+
+def numbers_used(connection: Connection, snapshot_id: str) -> int:
+    """The highest number that a process in a snapshot may have had."""
+    used = connection.execute(_NUMBERS_USED, {"snapshot": snapshot_id}).one()
+    return max(one or 0 for one in used)
 
 
 def row_of(
@@ -182,7 +199,7 @@ def row_of(
         cause=None,
         reason="",
         # The agent in a branch knows the processes of its source by their numbers.
-        last_process_id=0 if forked_from is None else forked_from.last_process_id,
+        last_process_id=new.last_process_id if forked_from is None else forked_from.last_process_id,
         forked_from=None if forked_from is None else forked_from.id,
         snapshot_id=new.snapshot_id,
         head_snapshot_id=head,
@@ -345,7 +362,7 @@ def keep_accepted(connection: Connection, operation: OperationRow, key: Idempote
     row = {**msgspec.structs.asdict(operation), "controller_id": leases.owner(connection)}
     connection.execute(_INSERT_OPERATION, row)
     kind = "operation.accepted" if operation.finished_at is None else "operation.succeeded"
-    data = {"operation": operation.id, "kind": str(operation.kind), "sandbox": operation.target}
+    data = {"operation": operation.id, "kind": str(operation.kind), **operation.about}
     ending.say(connection, operation, kind, data)
     idempotency.keep(connection, operation.project, key, _answer(operation))
 
@@ -369,7 +386,7 @@ def _new_operation(project: str, target: str, verb: Verb, now: float) -> Operati
 
 
 def _answer(operation: OperationRow) -> dict[str, Any]:
-    return {"sandbox": operation.target, "operation": operation.id}
+    return {**operation.about, "operation": operation.id}
 
 
 def require_admitted(row: SandboxRow, verb: Verb) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, or_, select, update
+from sqlalchemy import Connection, and_, func, or_, select, update
 
-from hatchway.storage import leases, rows, sandboxes
+from hatchway.storage import leases, rows, subjects
 from hatchway.storage.operations import OPEN
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import operations
 from hatchway.storage.tables import sandboxes as sandboxes_table
+from hatchway.storage.tables import snapshots as snapshots_table
 
 BATCH = 100
 
@@ -22,13 +23,15 @@ def claim(
     """
     living = leases.living(connection)
     nobodys = or_(operations.c.controller_id.is_(None), operations.c.controller_id.not_in(living))
+    on = func.coalesce(sandboxes_table.c.node_id, snapshots_table.c.node_id)
     query = (
         select(operations.c.id)
-        .join(sandboxes_table, sandboxes_table.c.id == operations.c.target)
+        .outerjoin(sandboxes_table, sandboxes_table.c.id == operations.c.target)
+        .outerjoin(snapshots_table, snapshots_table.c.id == operations.c.target)
         .where(
             operations.c.status.in_(OPEN),
             nobodys,
-            or_(sandboxes_table.c.node_id.in_(nodes), operations.c.created_at <= accepted_by),
+            or_(on.in_(nodes), and_(on.is_not(None), operations.c.created_at <= accepted_by)),
         )
         .order_by(operations.c.created_at)
         .limit(BATCH)
@@ -41,7 +44,7 @@ def claim(
     claimed: list[tuple[OperationRow, SandboxRow]] = []
     for row in connection.execute(taken).mappings().all():
         operation = rows.operation(row)
-        sandbox = sandboxes.find(connection, operation.target)
+        sandbox = subjects.of(connection, operation)
         if sandbox is not None:
             claimed.append((operation, sandbox))
     return sorted(claimed, key=lambda one: one[0].created_at)

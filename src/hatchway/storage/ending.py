@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from hatchway.domain.errors import Conflict
 from hatchway.domain.lifecycle import CAUSES, Cause, State, Verb
-from hatchway.storage import approvals, lifetimes, operations, outbox, rows, sandboxes
+from hatchway.storage import approvals, lifetimes, operations, outbox, rows, sandboxes, subjects
 from hatchway.storage.rows import OperationRow, SandboxRow
 from hatchway.storage.tables import exports as exports_table
 from hatchway.storage.tables import operations as operations_table
@@ -66,6 +66,12 @@ _FAIL_SNAPSHOT = (
     .where(snapshots_table.c.operation_id == bindparam("operation"), snapshots_table.c.state == "pending")
     .values(state="failed", error=bindparam("new_error"), updated_at=bindparam("now"))
 )
+# What came from an archive can come again: nothing of it stays, here or on its node.
+_DROP_IMPORTED = (
+    update(snapshots_table)
+    .where(snapshots_table.c.operation_id == bindparam("operation"), snapshots_table.c.state == "pending")
+    .values(state="deleting", error=bindparam("new_error"), updated_at=bindparam("now"))
+)
 _FAIL_EXPORT = (
     update(exports_table)
     .where(exports_table.c.operation_id == bindparam("operation"), exports_table.c.state == "pending")
@@ -95,7 +101,7 @@ def succeed(
     if before is None:
         return None
     shown = {"state": str(before.desired), "changed": True, "phases_ms": seen.phases_ms, **(result or {})}
-    ended = _end(connection, operation, "succeeded", shown, None, started_at)
+    ended = end(connection, operation, "succeeded", shown, None, started_at)
     if ended is None:
         return None
     return release(connection, ended, before.desired, seen, None, "")
@@ -115,8 +121,10 @@ def fail(
     ended = give_up(connection, operation, "failed", error, started_at)
     if ended is None:
         return None
-    row = sandboxes.find(connection, operation.target)
+    row = subjects.of(connection, operation)
     assert row is not None
+    if operation.of_snapshot:
+        return Finished(sandbox=row, operation=ended)
     if seen is not None and not _is_state(seen.state):
         seen = None
     state = row.state if seen is None else State(seen.state)
@@ -141,11 +149,11 @@ def give_up(
     started_at: float | None,
 ) -> OperationRow | None:
     """Ends an operation without success, and what it was making with it; its sandbox is the caller's to release. None when it had ended."""
-    ended = _end(connection, operation, status, None, error, started_at)
+    ended = end(connection, operation, status, None, error, started_at)
     if ended is not None:
         why = str(error.get("cause") or "The operation did not succeed.")
         abandon_branches(connection, operation, why)
-        for fail_made in (_FAIL_SNAPSHOT, _FAIL_EXPORT):
+        for fail_made in (_DROP_IMPORTED if operation.of_snapshot else _FAIL_SNAPSHOT, _FAIL_EXPORT):
             connection.execute(fail_made, {"operation": operation.id, "new_error": error, "now": time.time()})
     return ended
 
@@ -175,8 +183,11 @@ def cancel(connection: Connection, project: str, operation_id: str) -> Finished:
         "remedy": "Ask for it again.",
     }
     ended = give_up(connection, operation, "cancelled", error, None)
-    row = sandboxes.get(connection, project, operation.target)
+    row = subjects.of(connection, operation)
     assert ended is not None
+    assert row is not None
+    if operation.of_snapshot:
+        return Finished(sandbox=row, operation=ended)
     state, reason = row.state, row.reason
     if state is State.PENDING:
         state, reason = State.FAILED, "The creation was cancelled before it began."
@@ -336,7 +347,7 @@ def release(
     return Finished(sandbox=after, operation=operation)
 
 
-def _end(
+def end(
     connection: Connection,
     operation: OperationRow,
     status: str,
@@ -344,6 +355,7 @@ def _end(
     error: dict[str, Any] | None,
     started_at: float | None,
 ) -> OperationRow | None:
+    """Writes how an operation ended, and says so; None when it had ended. Part of a transaction: what it is about is the caller's."""
     row = (
         connection.execute(
             _END,
@@ -364,7 +376,7 @@ def _end(
     if row is None:
         return None
     approvals.over_with(connection, operation, status)
-    data: dict[str, Any] = {"operation": operation.id, "kind": str(operation.kind), "sandbox": operation.target}
+    data: dict[str, Any] = {"operation": operation.id, "kind": str(operation.kind), **operation.about}
     if error is not None:
         data["error"] = error
     say(connection, operation, f"operation.{status}", data)

@@ -157,7 +157,7 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One asynchronous request, from its acceptance to its end; `target` is the sandbox's id."""
+    """One asynchronous request, from its acceptance to its end; `target` is the id of its sandbox, or of the snapshot that it imports."""
 
     id: str
     project: str
@@ -175,6 +175,16 @@ class OperationRow(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float | None
     controller_id: str | None = None
     """The control process that executes it; None where there is only one, or nobody has claimed it."""
+
+    @property
+    def of_snapshot(self) -> bool:
+        """Whether its target is no sandbox, but a snapshot that is imported."""
+        return self.kind is Verb.IMPORT and "snapshot" in self.arguments
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Its target, under the name of what that is."""
+        return {"snapshot" if self.of_snapshot else "sandbox": self.target}
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +212,10 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     scheduled: bool = False
     """A schedule made it, and may delete it again."""
+    origin: dict[str, Any] | None = None
+    """Of one that was imported, what its archive said: `sandbox snapshot key` (ids of where it was made, and of the key that signed it)."""
+    last_process_id: int = 0
+    """The highest number that a process of its sandbox had had: what is made from it counts on from there."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -156,6 +156,7 @@ def made(connection: Connection, operation: OperationRow, answer: SnapshotMade, 
             disk_bytes=snapshot.disk_bytes,
             memory_bytes=snapshot.memory_bytes,
             digest=snapshot.digest,
+            last_process_id=finished.sandbox.last_process_id,
             updated_at=time.time(),
         )
     )

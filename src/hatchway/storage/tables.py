@@ -191,6 +191,8 @@ snapshots = Table(
     Column("digest", String(80)),
     Column("error", JSON(none_as_null=True)),
     Column("scheduled", Boolean, nullable=False, server_default=false()),
+    Column("origin", JSON(none_as_null=True)),
+    Column("last_process_id", Integer, nullable=False, server_default="0"),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Index(None, "project", "created_at", "id"),

@@ -265,13 +265,13 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     kind: str
     template_digest: str
     shape: Shape
-    disk_bytes: int
+    disk_bytes: int = 0
     """Octets that its disk takes on the node's, beside what it shares with its template."""
-    memory_bytes: int
+    memory_bytes: int = 0
     """Octets that its memory takes beside the baked one; 0 for `disk`."""
-    digest: str
+    digest: str = ""
     """`sha256:…` of its manifest, which has the digests of all of its parts."""
-    created_at: float
+    created_at: float = 0.0
 
 
 class SnapshotMade(Struct, frozen=True, kw_only=True):
@@ -286,6 +286,19 @@ class SnapshotRef(Struct, frozen=True, kw_only=True):
     """Names a snapshot for `snapshot.delete`, which succeeds also when it is gone."""
 
     snapshot_id: str
+
+
+class SnapshotImport(Struct, frozen=True, kw_only=True):
+    """`snapshot.import`: makes a snapshot from an upload; answered with a `Snapshot`, also when asked again. Nothing is left where that fails."""
+
+    snapshot_id: str
+    project: str
+    upload_id: str
+    kind: str
+    """`disk`, also of an archive that has memory; or `full`."""
+    template_digest: str
+    shape: Shape
+    """Both as the upload was described: it is refused when it has changed meanwhile."""
 
 
 class SnapshotList(Struct, frozen=True, kw_only=True):
@@ -381,6 +394,13 @@ class UploadDescription(Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     memory_problem: str = ""
     """Why its memory cannot be loaded here; empty where it can."""
+    of_snapshot: bool = False
+    """Whether it was exported from a snapshot, and not from a sandbox."""
+    snapshot: str | None = None
+    """That one's id, where it says it."""
+    key_id: str = ""
+    processes: int = 0
+    """The highest number that a process in it had had, where it says that."""
 
 
 class ImportRequest(SandboxSpec, frozen=True, kw_only=True):
@@ -455,6 +475,7 @@ METHODS: dict[str, tuple[type[Struct], type[Struct]]] = {
     "session.branched": (SandboxSessions, BranchedSessions),
     "snapshot.create": (SnapshotRequest, SnapshotMade),
     "snapshot.delete": (SnapshotRef, Empty),
+    "snapshot.import": (SnapshotImport, Snapshot),
     "snapshot.list": (Empty, SnapshotList),
     "export.make": (ExportRequest, ExportHead),
     "export.seal": (ExportSeal, ExportMade),

@@ -46,7 +46,10 @@ _WINDOW_LOG = 27
 MEMORY, STATE, DISK, SESSIONS = "memory", "state", "disk", "sessions"
 TEMPLATE = "template"
 """The manifest of the template's release, where that is included; its parts are `template.kernel`, and so on."""
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _NAME = re.compile(r"memory|state|disk|sessions|template(\.[a-z0-9_-]{1,40})?")
+OF_SNAPSHOT, PROCESSES = "snapshot", "processes"
+"""Labels: the id of the snapshot that an archive is of, null for a sandbox's; and the highest number that a process in it had had, in digits."""
 MAX_PARTS = 32
 MAX_PLAIN = 64 << 30
 """Octets of a part of a template."""
@@ -94,10 +97,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     boot_id: Annotated[str, Meta(max_length=64)] = ""
     """What the guest's kernel called its boot; empty where that is not known."""
     labels: dict[str, Any] = {}
-    """Name and metadata, as the control plane gave them along."""
+    """Name and metadata, as the control plane gave them along, `OF_SNAPSHOT` and `PROCESSES`."""
     conditions: Conditions | None = None
     """Of `full`: what has to hold where its memory is loaded."""
     parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)] = ()
+
+    @property
+    def of_snapshot(self) -> bool:
+        """Whether it is of a snapshot. Archives that do not say it tell by the boot id: that of a sandbox is always known, a snapshot's was left out."""
+        if OF_SNAPSHOT in self.labels:
+            return self.labels[OF_SNAPSHOT] is not None
+        return not self.boot_id
+
+    @property
+    def processes(self) -> int:
+        """The highest number that a process in it had had, 0 where it does not say that."""
+        told = self.labels.get(PROCESSES)
+        return int(told) if isinstance(told, str) and _NUMBER.fullmatch(told) else 0
 
     def part(self, name: str) -> Part | None:
         """The part of this name, if there is one."""

@@ -77,7 +77,7 @@ def pack(fd: int, parts: Parts, described: Manifest, progress: Progress) -> byte
 
 
 def unpack_disk(found: Archive, folder: Path, lowest: Path, *, raw: bool, progress: Progress) -> None:
-    """Makes the sandbox's disk in `folder`, over the empty file system `lowest`. Raises `archive_invalid`, `OSError` (ENOSPC)."""
+    """Makes the disk in `folder`, over the empty file system `lowest`. Raises `archive_invalid`, `OSError` (ENOSPC)."""
     size = found.manifest.shape.disk_mib << 20
     said = _told(_decoded(found, DISK, size), size, progress)
     if raw:
@@ -91,11 +91,11 @@ def unpack_disk(found: Archive, folder: Path, lowest: Path, *, raw: bool, progre
 
 
 def unpack_memory(found: Archive, folder: Path, progress: Progress) -> None:
-    """Makes a capture, without a disk, in `folder`, which is made. Raises `archive_invalid`, `OSError` (ENOSPC)."""
+    """Makes a capture in `folder`, with the disk that may lie there. Raises `archive_invalid`, `OSError` (ENOSPC)."""
     described = found.manifest.conditions
     assert described is not None
     size = found.manifest.shape.memory_mib << 20
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(folder / captures.BASE, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, size)

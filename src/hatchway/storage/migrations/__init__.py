@@ -4,4 +4,4 @@ A released migration is never changed. `HEAD` names the newest one, so that a st
 Alembic at all.
 """
 
-HEAD = "0014"
+HEAD = "0015"
