@@ -153,6 +153,21 @@ def role(tmp_path: Path, body: Callable[[Callable[[], None]], None]) -> Role:
     return Role("test", os.geteuid(), tmp_path / "test.log", body=body)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives roles users of their own")
+def test_a_role_with_a_user_of_its_own_gains_no_privileges(tmp_path: Path) -> None:
+    def body(ready: Callable[[], None]) -> None:
+        status = Path("/proc/self/status").read_text()
+        if "NoNewPrivs:\t1" in status and "CapEff:\t0000000000000000" in status and os.getresuid() == (54_321,) * 3:
+            ready()
+
+    one = Role("test", 54_321, tmp_path / "test.log", body=body)
+    one.start()
+    try:
+        one.wait_ready()
+    finally:
+        os.waitpid(one.pid, 0)
+
+
 def test_a_role_says_that_it_is_ready(tmp_path: Path) -> None:
     def body(ready: Callable[[], None]) -> None:
         ready()

@@ -23,6 +23,7 @@ from hatchway.supervisor.logs import configure
 from hatchway.supervisor.view import open_to_role
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
 READY_WITHIN_S = 90.0
 F_SETOWN_EX, F_OWNER_TID = 15, 0
 """Of fcntl(2)."""
@@ -157,6 +158,8 @@ class Role:
             os.setgroups(self.groups)
             os.setresgid(self.uid, self.uid, self.uid)
             os.setresuid(self.uid, self.uid, self.uid)
+            # No program that it starts gets more than it has: whoever takes a role over finds `su` and its like of no use.
+            _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != supervisor:  # it died before
             os._exit(1)
