@@ -21,6 +21,7 @@ ONLY = (
     "A02.parameter-api-token",
     "C02.query",
     "C17.delete",
+    "G03.tls",
     "G15.path",
     "G20.to-metadata",
     "G26.aws",
@@ -36,7 +37,7 @@ def test_nothing_of_an_attack_arrives_and_what_is_allowed_does(service: Service)
     with service.client() as hatchway:  # as a run leaves it that is killed
         hatchway.policies.put("redteam-0dead0-secret", {"version": 1}, tier="project")
         hatchway.credentials.put("redteam-0dead0", ["api.test"], value="of-nobody")
-    arguments = ["--only", ",".join(ONLY), "--condition", "index", "--json", "--data-dir", str(service.data_dir)]
+    arguments = ["--only", ",".join(ONLY), "--condition", "source", "--json", "--data-dir", str(service.data_dir)]
     done = service.run("redteam", *arguments, timeout=500)
     *attempts, whole = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, (attempts, done.stderr.decode())

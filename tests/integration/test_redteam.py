@@ -11,19 +11,23 @@ from pathlib import Path
 import pytest
 
 from hatchway.domain.errors import Conflict
+from hatchway.redteam.acts import ACTS
 from hatchway.redteam.attacks import ATTACKS, CLASSES, CONDITIONS, Attack, chosen
+from hatchway.redteam.attacks.meanwhile import DOCUMENTS
 from hatchway.redteam.attempts import BLOCKED, BYPASS, INVALID, Attempt, judge
 from hatchway.redteam.commands import alone
 from hatchway.redteam.ground import Ground, lacking, standing
+from hatchway.redteam.looking import beside, in_the_copy, on_this_host
 from hatchway.redteam.marks import Oracle, Tail, new_mark
 from hatchway.redteam.naive import prove
 from hatchway.redteam.report import counts, lines, named, table
 
 
 def _first_of_each_row() -> list[Attack]:
+    """And the first of each act of the host's."""
     rows: dict[str, Attack] = {}
     for one in ATTACKS:
-        rows.setdefault(one.row, one)
+        rows.setdefault(f"{one.row} {one.during}" if one.during else one.row, one)
     return list(rows.values())
 
 
@@ -125,16 +129,11 @@ def test_there_are_attacks_of_every_class_and_each_has_a_name_of_its_own() -> No
     assert {condition for one in ATTACKS for condition in one.conditions} == set(CONDITIONS)
     for one in ATTACKS:
         compile(one.script, one.id, "exec")
+    assert {one.during for one in ATTACKS} == {"", *ACTS}
+    assert {f"{row}.document-{step}" for row, step in DOCUMENTS} <= {one.id for one in ATTACKS}
     assert [one.id for one in chosen("H08.chunked-cl")] == ["H08.chunked-cl"]
     assert {one.row for one in chosen("H08.chunked-cl, D01")} == {"H08", "D01"}
     assert chosen("nothing") == ()
-
-
-def test_the_rows_in_the_documentation_are_those_that_there_are() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "redteam.md").read_text()
-    rows = Counter(one.row for one in ATTACKS)
-    told = dict(re.findall(r"\b([A-Z]\d\d) (\d+)(?=,| \|)", text))
-    assert {row: int(number) for row, number in told.items()} == dict(rows)
 
 
 def test_one_run_at_a_time_attacks_a_service(tmp_path: Path) -> None:
@@ -175,3 +174,41 @@ def test_verdicts_go_by_what_arrived_and_what_was_not_tried_is_no_success() -> N
     assert counts(attempts) == {"attacks": 1, "bypasses": 2, "invalid": 2}
     assert "2 of 5" in table(attempts)
     assert lines(attempts, 1.0).count("\n") == 5
+
+
+def test_the_rows_in_the_documentation_are_those_that_there_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "redteam.md").read_text()
+    rows = Counter(one.row for one in ATTACKS)
+    told = dict(re.findall(r"\b([A-Z]\d\d) (\d+)(?=,| \|)", text))
+    assert {row: int(number) for row, number in told.items()} == dict(rows)
+
+
+def test_what_a_guest_leaves_on_this_host_is_seen(tmp_path: Path) -> None:
+    mark, around = new_mark(), tmp_path / "around"
+    copy = around / "here"
+    copy.mkdir(parents=True)
+    (copy / "fine").write_text(mark)
+    (copy / "link").symlink_to("fine")
+    assert beside(around, mark) == in_the_copy(copy, "honey-1") == []
+    (around / "outside").write_text(f"changed by {mark}")
+    (copy / "out").symlink_to("../outside")
+    (copy / "read").write_text("says honey-1")
+    (copy / "sh").write_text("")
+    (copy / "sh").chmod(0o4755)
+    assert beside(around, mark) == ["a file of this host, beside the copy"]
+    assert sorted(in_the_copy(copy, "honey-1")) == [
+        "a link out of the copy",
+        "a program with another user's rights",
+        "another name of a file of this host",
+    ]
+
+
+def test_a_line_that_a_guest_began_and_a_name_that_it_gave_are_seen_in_the_services_folders(tmp_path: Path) -> None:
+    quoted, begun, named = new_mark(), new_mark(), new_mark()
+    log = tmp_path / "log"
+    log.mkdir()
+    (log / "node.log").write_text(f'{{"message": "{quoted}"}}\n {begun} root logged in\n')
+    (tmp_path / f"x{named}").touch()
+    assert on_this_host([tmp_path], quoted) == []
+    assert on_this_host([tmp_path], begun) == ["a line of its own in a log"]
+    assert on_this_host([tmp_path], named) == ["a file of the service"]

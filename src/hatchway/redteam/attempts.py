@@ -53,10 +53,10 @@ def guest_program() -> bytes:
     return packed.getvalue()
 
 
-def given(facts: dict[str, object], attempts: Iterable[Attempt]) -> bytes:
-    """What the guest's program reads."""
+def given(facts: dict[str, object], attempts: Iterable[Attempt], *, at_once: int = 0) -> bytes:
+    """What the guest's program reads; `at_once` attempts at a time, or as many as it thinks right."""
     told = [{"script": one.attack.script, "mark": one.mark} for one in attempts]
-    return json.dumps({"facts": facts, "attempts": told}).encode()
+    return json.dumps({"facts": facts, "attempts": told, "at_once": at_once}).encode()
 
 
 def judge(attempts: Sequence[Attempt], printed: str, oracle: Oracle, token: str) -> None:

@@ -19,9 +19,6 @@ from hatchway.redteam.attacks import ATTACKS, CONDITIONS, Attack, chosen
 from hatchway.redteam.attempts import BLOCKED, BYPASS, INVALID, Attempt
 from hatchway.redteam.ground import lacking
 
-CARRIERS = ("egress", "broker")
-"""Roles that carry what leaves: what they send to addresses of nobody is led to the ground."""
-
 _OF_A_RUN = re.compile(r"redteam-[0-9a-f]{6}(-secret)?")
 """Names of what is made for a run (`runner`)."""
 
@@ -68,19 +65,21 @@ def _prove(attacks: Sequence[Attack]) -> list[Attempt]:
 
 
 def _attack(data_dir: Path, attacks: Sequence[Attack], conditions: Sequence[str]) -> list[Attempt]:
+    from hatchway.redteam.live import Service
     from hatchway.redteam.runner import attack
 
     try:
         url = str(json.loads((data_dir / "endpoint.json").read_bytes())["api"])
         key = (data_dir / "dev.key").read_text(encoding="ascii").strip()
-        users = _users(data_dir)
+        service = Service(data_dir)
+        users = service.users()
     except (OSError, ValueError, KeyError) as error:
         raise Unavailable(
             "not_up", f"No service is up on {data_dir}: {error}", "`hatchway up` first, or name its --data-dir."
         ) from error
     with alone(data_dir), Hatchway(url, key) as hatchway:
         sweep(hatchway)
-        return attack(hatchway, attacks, conditions, users, _progress)
+        return attack(hatchway, service, attacks, conditions, users, _progress)
 
 
 @contextmanager
@@ -109,16 +108,6 @@ def sweep(hatchway: Hatchway) -> None:
     for credential in list(hatchway.credentials.list()):
         if _OF_A_RUN.fullmatch(credential.name):
             hatchway.credentials.delete(credential.name)
-
-
-def _users(data_dir: Path) -> frozenset[int]:
-    """The users of those who carry requests; never root, whose routes are everybody's."""
-    pids = json.loads((data_dir / "run" / "roles.json").read_bytes())
-    users = set()
-    for role, pid in pids.items():
-        if role.partition("-")[0] in CARRIERS:
-            users.add(Path(f"/proc/{int(pid)}").stat().st_uid)
-    return frozenset(users - {0})
 
 
 def _show(attempts: Sequence[Attempt], seconds: float, *, prove: bool, as_json: bool) -> None:

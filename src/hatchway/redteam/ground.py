@@ -37,7 +37,7 @@ from hatchway.redteam.marks import Oracle, Tail
 T = TypeVar("T")
 
 NAMES = {"index.test": 10, "files.test": 10, "api.test": 10, "other.test": 10, "clear.test": 11, "git.test": 12,
-         "fine.wild.test": 15, "denied.wild.test": 15, "projects.wild.test": 15,
+         "raw.test": 13, "drop.test": 14, "fine.wild.test": 15, "denied.wild.test": 15, "projects.wild.test": 15,
          "evil.test": 66, "private.test": 80, "tenant.test": 81}  # fmt: skip
 """Names of the sites, and the last number of their address. `index`, `files`, `api` and `other` are on one address."""
 PORTS = (22, 25, 80, 443, 853, 3306, 5432, 8080, 8443, 9090, 15001, 15053)
@@ -47,6 +47,10 @@ NOBODYS = ("203.0.113.0/24", "198.51.100.0/24", f"{METADATA}/32", "100.100.100.2
 _REBOUND = {"loopback": "127.0.0.1", "aws": METADATA, "alibaba": "100.100.100.200", "azure": "168.63.129.16", "slot": "10.200.0.1", "nobody": "0.0.0.0",
             "group": "224.0.0.1", "mapped": "::ffff:127.0.0.1", "embedded": "64:ff9b::7f00:1", "local": "169.254.1.1"}  # fmt: skip
 """Where names are that a rule allows and that no rule may lead to, beside addresses of this host and a private one."""
+PLACE = "/root/redteam"
+"""A folder of the guest's in which its program and the suite tell each other how far they are."""
+DEVICE = (7, 0)
+"""A block device that an archive has a node for."""
 _STORIES = {
     b"redirect": b"HTTP/1.1 302 Found\r\nLocation: https://evil.test/%s\r\nContent-Length: 0\r\n\r\n",
     b"alternative": b'HTTP/1.1 200 OK\r\nAlt-Svc: h3="203.0.113.66:443"; ma=9\r\nX: %s\r\nContent-Length: 0\r\n\r\n',
@@ -145,6 +149,9 @@ class Ground:
             "abstract": self.abstract,
             "run": self.run,
             "devices": [str(self.honey)] if self.naive else [],
+            "downloads": str(self.downloads),
+            "device": DEVICE,
+            "place": str(self.folder / "place") if self.naive else PLACE,
             "vsock_port": self.port,
             **self.undefended,
         }
@@ -171,6 +178,8 @@ class Ground:
         self.honey = self.folder / "secret" / "honeytoken"
         self.honey.parent.mkdir()
         self.honey.write_text(self.token)
+        self.downloads = self.folder / "downloads"
+        self.downloads.mkdir()
         self.net = _free_network()
         self.authority = _Authority(self.folder)
         self._namespace(self._inside)
@@ -252,11 +261,14 @@ class Ground:
                 self._sniff(interface, f"the interface {interface}", ())
 
     def _play_the_monitor(self) -> None:
-        """A socket of the monitor's, as a guest would reach it of one that lets it."""
+        """A socket, a disk and a memory of the monitor's, as a guest would have them of one that shares all with it."""
         monitor = socket.socket(socket.AF_UNIX)
         monitor.bind(str(self.folder / "monitor"))
         monitor.listen(BACKLOG)
         self._accept(monitor, "a socket of the monitor", None)
+        for name in ("disk", "memory"):
+            (self.folder / name).write_bytes(bytes(4 << 20))
+            self.undefended[name] = str(self.folder / name)
         self.undefended["monitor"] = str(self.folder / "monitor")
 
     def _listen_past_the_network(self) -> None:

@@ -8,18 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from hatchway.client import Hatchway, HatchwayError, Sandbox
+from hatchway.redteam.acts import ACTS, SETTLE_S, perform
 from hatchway.redteam.attacks import Attack
 from hatchway.redteam.attacks.attack import BLOCKED, CONDITIONS
 from hatchway.redteam.attempts import BYPASS, INVALID, Attempt, given, guest_program, judge
 from hatchway.redteam.ground import Ground, standing
+from hatchway.redteam.live import MEMORY_MIB, PROGRAM, LiveStage, Service
 from hatchway.redteam.marks import new_mark
 
 AT_A_TIME = 60
 BATCH_WITHIN_S = 600.0
-SETTLE_S = 1.0
-"""What left is at a server within this time."""
-MEMORY_MIB = 256
-PROGRAM = "/root/attacks.pyz"
 
 _ALLOWED = Attack(
     "C00.allowed",
@@ -44,6 +42,7 @@ _SECRET = Attack("C00.secret", "The secret, in all that arrived from all attacks
 
 def attack(
     hatchway: Hatchway,
+    service: Service,
     attacks: Sequence[Attack],
     conditions: Sequence[str],
     users: frozenset[int],
@@ -55,7 +54,7 @@ def attack(
         for condition in [one for one in CONDITIONS if one in conditions]:
             wanted = [one for one in attacks if condition in one.conditions]
             if wanted:
-                done += _Condition(hatchway, ground, condition, secret, progress).run(wanted)
+                done += _Condition(hatchway, service, ground, condition, secret, progress).run(wanted)
         if unseen := ground.unseen():
             print(f"{unseen} frames of this host's interfaces passed unseen", file=sys.stderr)
     return done
@@ -98,12 +97,14 @@ class _Condition:
     def __init__(
         self,
         hatchway: Hatchway,
+        service: Service,
         ground: Ground,
         condition: str,
         secret: str,
         progress: Callable[[str], None],
     ) -> None:
         self._hatchway = hatchway
+        self._service = service
         self._ground = ground
         self._condition = condition
         self._secret = secret
@@ -128,6 +129,21 @@ class _Condition:
             self._hatchway.policies.delete(name, tier="project")
 
     def _tried(self, attacks: Sequence[Attack]) -> list[Attempt]:
+        plain = [one for one in attacks if not one.during]
+        done = self._in_one(plain) if plain else []
+        for act in ACTS:
+            if these := [one for one in attacks if one.during == act]:
+                self._progress(f"{self._condition}: {act}, {len(these)}")
+                done += perform(act, these, self._condition, self._stage)
+        if self._condition != BLOCKED:
+            done.append(self._kept())
+        return done
+
+    def _stage(self) -> LiveStage:
+        return LiveStage(self._hatchway, self._service, self._ground, self._policy())
+
+    def _in_one(self, attacks: Sequence[Attack]) -> list[Attempt]:
+        """Many attempts in one sandbox."""
         done: list[Attempt] = []
         self._sandbox = self._new()
         neighbour = _Neighbour(self._new()) if any(one.row == NEIGHBOURS for one in attacks) else None
@@ -140,7 +156,6 @@ class _Condition:
                 done += self._overheard(neighbour, done)
             if self._condition != BLOCKED:
                 done += self._control(_CREDENTIAL)
-                done.append(self._kept())
         finally:
             self._leave()
             if neighbour is not None:
@@ -249,6 +264,13 @@ class _Condition:
                 "to": {"hosts": ["*.wild.test"]},
                 "http": {"allow": read, "deny": [{"paths": ["/simple/private/**"]}]},
                 "tls": {"mode": "none"},
+            },
+            {"id": "raw", "to": {"hosts": ["raw.test"]}, "protocol": "tcp", "ports": [9090]},
+            {
+                "id": "drop",
+                "to": {"hosts": ["drop.test"]},
+                "http": {"allow": [{"methods": ["POST"], "paths": ["/in"]}]},
+                "tls": ca,
             },
             {
                 "id": "git",

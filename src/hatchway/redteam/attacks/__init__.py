@@ -5,11 +5,13 @@ In a script, M is the attempt's marker and B the same as octets: it stands where
 """
 
 from hatchway.redteam.attacks import (
+    copies,
     escape,
     gateway,
     http,
     http2,
     link,
+    meanwhile,
     names,
     services,
     tls,
@@ -27,6 +29,8 @@ ATTACKS: tuple[Attack, ...] = (
     *services.ATTACKS,
     *gateway.ATTACKS,
     *escape.ATTACKS,
+    *meanwhile.ATTACKS,
+    *copies.ATTACKS,
 )
 
 

@@ -27,6 +27,8 @@ class Attack:
     title: str
     script: str
     conditions: tuple[str, ...] = CONDITIONS
+    during: str = ""
+    """What the host does while the script holds (`hold(M)`): the name of an act, of which each has a sandbox of its own. Nothing: the script is one of many in one sandbox."""
 
     @property
     def kind(self) -> str:
@@ -39,9 +41,11 @@ class Attack:
         return self.id.partition(".")[0]
 
 
-def table(row: str, title: str, scripts: Mapping[str, str], conditions: tuple[str, ...] = CONDITIONS) -> list[Attack]:
+def table(
+    row: str, title: str, scripts: Mapping[str, str], conditions: tuple[str, ...] = CONDITIONS, during: str = ""
+) -> list[Attack]:
     """The variations of one row: its id, a dot, and the variation's name."""
     return [
-        Attack(f"{row}.{name}", f"{title}: {name.replace('-', ' ')}", script, conditions)
+        Attack(f"{row}.{name}", f"{title}: {name.replace('-', ' ')}", script, conditions, during)
         for name, script in scripts.items()
     ]

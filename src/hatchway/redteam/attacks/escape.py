@@ -49,6 +49,13 @@ ATTACKS: tuple[Attack, ...] = (
         "lease": "frame(ip4('255.255.255.255', 17, struct.pack('>HHHH', 67, 68, 8 + 15, 0) + B), to=b'\\xff' * 6)",
         "kind-of-ours": "frame(B * 4, kind=0x88b6, to=b'\\xff' * 6)",
     }, (BLOCKED, SOURCE)),
+    *table("E09", "The image that all sandboxes start from, written to", {
+        how: f"on_the_base({how!r}, B)" for how in ("written", "past-the-cache", "mapped", "made-writable", "by-a-loop", "zeroed", "discarded", "mounted-anew", "by-its-file", "raw-commands")
+    }, (BLOCKED,), "base"),
+    *table("E09", "The memory that all sandboxes start from, written to", {
+        "memory": "in_memory(B)",
+        "memory-given-back": "in_memory(B, given_back=True)",
+    }, (BLOCKED,), "base"),
     *table("E10", "Sockets of the monitor", {
         f"vsock-{name}": f"by_vsock({number}, B)" for name, number in (("host", 2), ("own", 1), ("hypervisor", 0), ("any", 0xffffffff))
     }),

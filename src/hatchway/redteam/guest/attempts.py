@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine, meanwhile, network
-from .notes import facts, said, tried
+from .notes import facts, held, said, tried
 
 AT_ONCE = 6
 CANNOT = {errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENODEV}
@@ -51,7 +51,10 @@ def _attempt(script: str, mark: str) -> dict[str, Any]:
 
 def _child(attempt: dict[str, Any], path: str) -> None:
     def late(*_: object) -> None:
-        Path(path).write_text(json.dumps({"tried": tried, "said": said, "why": "" if tried else "it took too long"}))
+        why = "" if tried else "it took too long"
+        if held:
+            why = f"it waited for {held[0]!r} in vain"
+        Path(path).write_text(json.dumps({"tried": tried, "said": said, "why": why}))
         os._exit(0)
 
     signal.signal(signal.SIGALRM, late)
@@ -74,16 +77,17 @@ def listen() -> None:
 
 
 def main() -> None:
-    """Runs all attempts, `AT_ONCE` at a time."""
+    """Runs all attempts, `at_once` at a time."""
     if sys.argv[1:2] == ["listen"]:
         listen()
     given = json.load(sys.stdin)
     facts.update(given["facts"])
+    at_once = given.get("at_once") or AT_ONCE
     with tempfile.TemporaryDirectory() as folder:
         running: dict[int, str] = {}
         waiting = list(enumerate(given["attempts"]))
         while waiting or running:
-            while waiting and len(running) < AT_ONCE:
+            while waiting and len(running) < at_once:
                 number, attempt = waiting.pop(0)
                 path = f"{folder}/{number}"
                 if not (pid := os.fork()):

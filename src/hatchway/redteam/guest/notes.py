@@ -8,3 +8,5 @@ tried: list[str] = []
 """What was tried. An attempt that tried nothing is none."""
 said: list[str] = []
 """What was read that may not be readable here."""
+held: list[str] = []
+"""For what the attempt waits just now."""
