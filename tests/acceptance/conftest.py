@@ -51,6 +51,11 @@ class Service:
         """A client of the SDK."""
         return Hatchway(self.url, self.key)
 
+    def bake(self) -> None:
+        """Waits until the template is baked, for those who wait for no creation as long as the first one may take."""
+        with self.client() as hatchway:
+            hatchway.sandboxes.create(timeout=UP_WITHIN_S).delete()
+
     def run(self, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
         """Runs `hatchway ARGUMENTS` to its end, without input unless `input` is given."""
         if "input" not in options:

@@ -70,6 +70,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, 
     up = service.up()
     assert up.returncode == 0, up.stderr.decode()
     try:
+        service.bake()
         with service.client() as hatchway:
             key = hatchway.keys.create("sdk", e2b=True).key
         yield (

@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(1500)]
 SDKS = ROOT / "build" / "e2b-sdks"
 PROGRAMS = ROOT / "tests" / "acceptance" / "e2b" / "programs"
 PYTHONS = ("python-newest", "python-2.45", "python-2.20")
-ALL = (*PYTHONS, "javascript")
+ASYNC = "-async"
+"""After the name of an SDK: its asynchronous half."""
+ALL = (*PYTHONS, *(name + ASYNC for name in PYTHONS), "javascript")
 WITHIN_S = 1400
 REFUSED = ("not supported", "501", "does not exist")
 """What the message of a refusal has in it."""
@@ -27,6 +29,7 @@ Used = dict[str, Any]
 def use(service: Service) -> Callable[[str], Used]:
     """Runs the programs with an SDK, once, and gives what they told."""
     told: dict[str, Used] = {}
+    service.bake()
 
     def run(name: str) -> Used:
         if name not in told:
@@ -36,17 +39,21 @@ def use(service: Service) -> Callable[[str], Used]:
     return run
 
 
-def _run(service: Service, name: str) -> Used:
+def _run(service: Service, which: str) -> Used:
+    name = which.removesuffix(ASYNC)
     made = subprocess.run([str(ROOT / "scripts/setup-e2b-sdks"), name], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     url = str(json.loads((service.data_dir / "endpoint.json").read_text())["e2b"])
     with service.client() as hatchway:
-        key = hatchway.keys.create(f"sdk-{name}", e2b=True)
+        key = hatchway.keys.create(f"sdk-{which}", e2b=True)
     folder = SDKS / name
     command = (
         [str(folder / "node"), str(PROGRAMS / "use_javascript.mjs")]
         if name == "javascript"
-        else [str(folder / "bin" / "python"), str(PROGRAMS / "use_python.py")]
+        else [
+            str(folder / "bin" / "python"),
+            str(PROGRAMS / ("use_python.py" if which == name else "use_python_async.py")),
+        ]
     )
     environ = {
         **service.environ,
@@ -69,6 +76,7 @@ def test_every_method_is_in_the_guide_and_does_what_it_says(use: Callable[[str],
     used, table = use(name), said()
     assert set(used["public"]) <= set(table), "methods that the guide does not name"
     results = used["results"]
+    assert all(outcome == "ok" for method, outcome in results.items() if table.get(method) == "yes"), results
     for method in used["public"]:
         outcome = results.get(method)
         if table[method] == "yes":
@@ -84,4 +92,9 @@ def test_the_guide_names_no_method_that_no_sdk_has(use: Callable[[str], Used]) -
 
 
 def test_the_programs_are_there() -> None:
-    assert all(path.exists() for path in map(Path, (PROGRAMS / "use_python.py", PROGRAMS / "use_javascript.mjs")))
+    assert all(
+        path.exists()
+        for path in map(
+            Path, (PROGRAMS / one for one in ("use_python.py", "use_python_async.py", "use_javascript.mjs"))
+        )
+    )

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Service
 
+from hatchway.bench import e2b as bench
+from hatchway.bench.options import Options
+
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
 PROGRAMS = sorted((ROOT / "tests/e2b_sdk").glob("test_*.py"))
@@ -25,11 +28,10 @@ def python() -> Path:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_the_sdk(service: Service, python: Path, program: Path) -> None:
+    service.bake()
     url = str(json.loads((service.data_dir / "endpoint.json").read_text())["e2b"])
     with service.client() as hatchway:
         key = hatchway.keys.create(f"sdk-{program.stem}"[:60], e2b=True)
-        # The first one waits for the template to be baked; SDKs wait for no creation longer than a minute.
-        hatchway.sandboxes.create(timeout=WITHIN_S).delete()
     environ = {
         **service.environ,
         "E2B_API_KEY": key.key,
@@ -49,3 +51,21 @@ def test_the_sdk(service: Service, python: Path, program: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
+
+
+def test_the_bench_measures_what_it_names(
+    service: Service, python: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small run: sandboxes, files and memory are there, nothing failed, and nothing is left."""
+    service.bake()
+    for name, small in {"WARM_UP": 0, "FILE_RUNS": 1, "LARGE_MIB": 4, "MANY": 2, "MANY_ROUNDS": 1}.items():
+        monkeypatch.setattr(bench, name, small)
+    monkeypatch.setenv(bench.PYTHON, str(python))
+    for name in ("HATCHWAY_URL", "HATCHWAY_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HATCHWAY_DATA_DIR", str(service.data_dir))
+    found = {one.metric: one for one in bench.e2b(Options(service.data_dir, 1))}
+    assert all(found[name].ratio for name in ("create", "first_command", "upload", "download", "used_2_last")), found
+    assert found["used_2_failed"].value == 0, capsys.readouterr().err
+    assert {f"{way}_growth_{role}" for way in ("upload", "download") for role in ("e2b", "node")} <= set(found)
+    assert service.sandboxes() == []

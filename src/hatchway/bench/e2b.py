@@ -38,8 +38,9 @@ PATH = "/home/user/bench"
 def e2b(options: Options) -> list[Metric]:
     """Milliseconds from nothing to the end of a sandbox's first command; MiB/s of a large file each way, and what wrapper and node grow by
     meanwhile; sandboxes at once by the asynchronous SDK, each of which is used. Raises `Unavailable("no_e2b_sdk")`, `"no_e2b"`."""
+    python = _python()
     own_processes(options.data_dir)  # that a service is there at all
-    with Hatchway() as hatchway, _program(options.data_dir, hatchway) as program:
+    with Hatchway() as hatchway, _program(python, options.data_dir, hatchway) as program:
         return [
             *_first_commands(options, hatchway, program),
             *_files(options, hatchway, program),
@@ -70,8 +71,8 @@ class _Program:
         return answer
 
 
-@contextlib.contextmanager
-def _program(data_dir: Path, hatchway: Hatchway) -> Iterator[_Program]:
+def _python() -> Path:
+    """The interpreter that has the SDK."""
     named = os.environ.get(PYTHON)
     python = INSTALLED if named is None else Path(named)
     if not python.exists():
@@ -80,6 +81,11 @@ def _program(data_dir: Path, hatchway: Hatchway) -> Iterator[_Program]:
             f"E2B's SDK is measured as it is published, and there is none: {python} does not exist.",
             f"In the repository: scripts/setup-e2b-sdks python-newest. Or name an interpreter that has it: {PYTHON}.",
         )
+    return python
+
+
+@contextlib.contextmanager
+def _program(python: Path, data_dir: Path, hatchway: Hatchway) -> Iterator[_Program]:
     url = json.loads((data_dir / "endpoint.json").read_bytes()).get("e2b")
     if url is None:
         raise Unavailable("no_e2b", "This service does not serve E2B's API.", "Start it without --no-e2b.")

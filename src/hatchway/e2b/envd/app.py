@@ -80,7 +80,9 @@ class Envd:
         if scope["type"] != "http":
             raise E2bError(400, "Nothing of the agent is a WebSocket.")
         headers = first_of_each(scope["headers"])
-        request = Request(scope, receive, headers, sandbox_id, self.sandboxes, self.identity, self._endings, share)
+        request = Request(
+            scope, receive, headers, sandbox_id, self.sandboxes, self.identity, self._endings, self.gone, share
+        )
         try:
             await self._answer(request, sending)
         except Departed:

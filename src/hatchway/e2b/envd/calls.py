@@ -1,7 +1,8 @@
 """Calls of the Connect protocol over ASGI: a body in, an answer or a stream of messages out.
 
 A stream is answered with its head and first message at once, every message is a write of its own, and one that is silent for long says
-that it lives. What ends in between without its last frame is cut off: the client then asks whether the sandbox is still there.
+that it lives. When its sandbox is gone, the last frame says that it is not available: SDKs then ask whether the sandbox is still there, and
+each raises an exception of its own, where some let one of their HTTP library out when a stream is merely cut off.
 """
 
 import asyncio
@@ -19,6 +20,9 @@ from hatchway.e2b.envd import connect, messages
 from hatchway.e2b.envd.connect import ConnectError
 from hatchway.e2b.envd.messages import Message
 from hatchway.e2b.envd.requests import MAX_SILENCE_S, Cut, Request
+
+LAST_S = 5.0
+"""How long the last message of a stream whose sandbox is gone is waited with until somebody takes it."""
 
 Unary = Callable[[Request, Message], Awaitable[object]]
 Stream = Callable[[Request, Message], AsyncGenerator[object, None]]
@@ -87,6 +91,11 @@ class OnStream:
             last = connect.end()
         except (ConnectError, ours.HatchwayError) as error:
             last = connect.end(_failure(error, request, begun=begun))
+        except Cut:
+            if not begun:
+                raise
+            await _say_lost(request, send)
+            return
         if not begun:
             await _begin(send)
         await send(_last(last))
@@ -172,14 +181,25 @@ async def _bounded(work: Awaitable[Any], within: float | None) -> Any:
 
 
 def _failure(error: ConnectError | ours.HatchwayError, request: Request, *, begun: bool = False) -> ConnectError:
-    """The error to be told. Raises `Cut` or `E2bError` 502 where it is the sandbox that is not there (any more)."""
+    """The error to be told. Raises `E2bError` 502 where it is the sandbox that is not there, and nothing was told yet."""
     if isinstance(error, ConnectError):
         return error
     if request.gone(error):
-        if begun:
-            raise Cut from None
-        raise request.not_found() from None
+        if not begun:
+            raise request.not_found() from None
+        request.lost(request.sandbox_id)
+        return connect.lost()
     return connect.of_client(error)
+
+
+async def _say_lost(request: Request, send: Send) -> None:
+    """The last message of a stream whose sandbox is gone. Raises `Cut` where nobody takes it."""
+    request.lost(request.sandbox_id)  # before the client asks whether that is so
+    try:
+        async with asyncio.timeout(LAST_S):
+            await send(_last(connect.end(connect.lost())))
+    except TimeoutError:
+        raise Cut from None
 
 
 async def _unsupported(error: connect.Unsupported, request: Request, send: Send) -> None:

@@ -124,6 +124,11 @@ class Frames:
             raise too_large(self._most)
 
 
+def lost() -> ConnectError:
+    """The end of a stream whose sandbox does not run any more."""
+    return ConnectError("unavailable", "The sandbox was not found")
+
+
 def too_large(most: int) -> ConnectError:
     """The error of a message beyond the bound."""
     return ConnectError("resource_exhausted", f"message is larger than configured max {most}")

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -49,6 +49,8 @@ class Request:
     sandboxes: Sandboxes
     identity: Identity
     endings: Endings
+    lost: Callable[[str], None] = lambda _: None
+    """Hears of the sandbox when it was found not to run."""
     share: Share = field(default_factory=lambda: Held(MAX_OF_SANDBOX, MAX_HELD).share(""))
     """What of its body is in memory, among all others."""
     _handle: AsyncSandbox | None = field(default=None, init=False)
