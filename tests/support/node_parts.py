@@ -217,7 +217,7 @@ class Baker:
     """Has every bake."""
 
     async def baked(self, release: Any, shape: Shape, progress: Any) -> Any:
-        return SimpleNamespace(shape=shape)
+        return SimpleNamespace(shape=shape, host_keys=False)
 
     async def discard(self, baked: Any) -> None:
         """Nothing to do."""

@@ -81,7 +81,7 @@ async def test_those_who_wait_for_a_bake_hold_up_no_other_template(node: Node) -
     async def bake(release: Any, shape: Any, progress: Any) -> Any:
         if shape.memory_mib == 512:
             await gate()
-        return SimpleNamespace(shape=shape)
+        return SimpleNamespace(shape=shape, host_keys=False)
 
     node.baker.baked = bake  # type: ignore[method-assign]
     slow = [
