@@ -67,8 +67,8 @@ async def whole_refusal(plane: Plane, method: str, path: str, token: str) -> tup
 async def test_what_another_project_has_is_answered_like_what_never_was(plane: Plane, method: str, path: str) -> None:
     command = await plane.create("cat", pty={"rows": 9, "cols": 9})
     token = token_of(plane, "sessions", "files", "ports", generation=9, project="other", sandbox_id=new_id())
-    there = path.format(session_id=command.id, sandbox_id=plane.sandbox_id, port=9)
-    nowhere = path.format(session_id=new_id(), sandbox_id=new_id(), port=9)
+    there = path.format(session_id=command.id, sandbox_id=plane.sandbox_id, port=9, watch=1)
+    nowhere = path.format(session_id=new_id(), sandbox_id=new_id(), port=9, watch=1)
     found = await whole_refusal(plane, method, there, token)
     assert found == await whole_refusal(plane, method, nowhere, token)
     assert found[0] in (403, 404)
@@ -77,7 +77,7 @@ async def test_what_another_project_has_is_answered_like_what_never_was(plane: P
 
 async def refusal(plane: Plane, method: str, path: str, session_id: str, token: str | None) -> Refused:
     """Status and code with which a request is answered."""
-    path = path.format(session_id=session_id, sandbox_id=plane.sandbox_id, port=9)
+    path = path.format(session_id=session_id, sandbox_id=plane.sandbox_id, port=9, watch=1)
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     if method == "PORT":
         async with serving(echo_heads) as port, connected(plane) as client:

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hatchway.broker import environment
 from hatchway.broker.secret import Secret
 from hatchway.broker.store import KEY_OCTETS, MasterKey, Store, read_keys, read_private
 from hatchway.domain.errors import Conflict, HatchwayError, Unavailable
+from hatchway.wire import handed
 from hatchway.wire.broker import Source, VaultPath
 
 VALUE = b"c4n4ry-value-of-the-source"
@@ -241,22 +241,22 @@ def test_variables_are_taken_from_a_sealed_file(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(os, "execve", execve)
     with pytest.raises(Became):
-        environment.hand_over(["ONE", "TWO", "THREE"], ["/bin/program", "up"])
+        handed.hand_over({"TAKEN": ["ONE", "TWO", "THREE"]}, ["/bin/program", "up"])
     ((path, argv, env),) = became
     assert (path, argv) == ("/bin/program", ["/bin/program", "up"])
     assert "c4n4ry" not in str(env)
-    monkeypatch.setenv(environment.HANDED, env[environment.HANDED])
+    monkeypatch.setenv("TAKEN", env["TAKEN"])
     monkeypatch.delenv("ONE")
-    fd = environment.hand_over(["ONE"])
-    assert fd == int(env[environment.HANDED])
-    assert environment.HANDED not in os.environ
-    assert environment.value(fd, "ONE") == b"c4n4ry=with=signs"
-    assert environment.value(fd, "TWO") == b"two"
-    assert environment.value(fd, "THREE") is None
+    fd = handed.hand_over({"TAKEN": ["ONE"]})["TAKEN"]
+    assert fd == int(env["TAKEN"])
+    assert "TAKEN" not in os.environ
+    assert handed.value(fd, "ONE") == b"c4n4ry=with=signs"
+    assert handed.value(fd, "TWO") == b"two"
+    assert handed.value(fd, "THREE") is None
     with pytest.raises(OSError, match="not permitted"):
         os.write(fd, b"x")
     os.close(fd)
 
 
 def test_without_variables_nothing_is_handed_over() -> None:
-    assert environment.hand_over(["HATCHWAY_NOT_THERE"]) is None
+    assert handed.hand_over({"TAKEN": ["HATCHWAY_NOT_THERE"]}) == {}
