@@ -20,7 +20,6 @@ from hatchway.e2b.app import make_app
 from hatchway.e2b.config import E2bConfig
 from hatchway.e2b.identity import Identity
 from hatchway.e2b.reaching import Reaching
-from hatchway.e2b.resuming import FRESH_S
 from hatchway.e2b.wrapper import Wrapper
 from hatchway.wire.behalf import ANNOTATION, HEADER
 from hatchway.wire.http_server import Server
@@ -108,10 +107,6 @@ class Ground:
         """The head of a request to a port of the sandbox, by headers."""
         own = [f"E2b-Sandbox-Id: {self.id}", f"E2b-Sandbox-Port: {port}"]
         return "\r\n".join([f"{method} {target} HTTP/1.1", f"Host: {host}", *own, *lines, "", ""]).encode("latin-1")
-
-    async def until_looked(self) -> None:
-        """Until what was seen of the sandbox is too old to count."""
-        await asyncio.sleep(FRESH_S)
 
     async def ask(self, octets: bytes) -> tuple[int, dict[str, str], bytes]:
         """The answer to one request."""

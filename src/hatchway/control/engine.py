@@ -93,9 +93,9 @@ class Engine:
         self.consent: Callable[[str], Awaitable[HatchwayError | None]] = _no_consent
         """Waits until an operation may go on, given the id of its approval; returns the error where it may not."""
         self.on_released: Callable[[str], None] = lambda sandbox_id: None
+        """Called with a sandbox's id when its operation ended."""
         self.on_behind: Callable[[], None] = lambda: None
         """Called when an operation ended whose sandbox has not the newest revision of its policy in force."""
-        """Called with a sandbox's id when its operation ended."""
 
     def submit(self, operation: OperationRow, sandbox: SandboxRow, preempted: str | None = None) -> None:
         """Starts to execute an accepted operation; known ones are left alone. A pre-empted one is given up first."""

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, insert
 
 from hatchway.domain.errors import Conflict, Forbidden
 from hatchway.domain.ids import new_id
@@ -15,6 +15,7 @@ from hatchway.storage.accepting import Accepted
 from hatchway.storage.ending import Finished
 from hatchway.storage.idempotency import IdempotencyKey
 from hatchway.storage.rows import OperationRow, SnapshotRow
+from hatchway.storage.snapshots import mark_ready
 from hatchway.storage.tables import snapshots
 from hatchway.wire.node import Snapshot
 
@@ -90,17 +91,7 @@ def made(connection: Connection, operation: OperationRow, answer: Snapshot, star
     ended = ending.end(connection, operation, "succeeded", result, None, started_at)
     if ended is None:
         return None
-    connection.execute(
-        update(snapshots)
-        .where(snapshots.c.id == operation.target, snapshots.c.state == "pending")
-        .values(
-            state="ready",
-            disk_bytes=answer.disk_bytes,
-            memory_bytes=answer.memory_bytes,
-            digest=answer.digest,
-            updated_at=time.time(),
-        )
-    )
+    mark_ready(connection, operation.target, answer)
     data = {"sandbox": answer.sandbox_id, "kind": answer.kind, "imported": True}
     outbox.append(connection, operation.project, "snapshot.created", answer.snapshot_id, data)
     row = subjects.of(connection, ended)

@@ -21,7 +21,7 @@ from hatchway.storage.rows import OperationRow, SnapshotRow
 from hatchway.storage.tables import operations as operations_table
 from hatchway.storage.tables import sandboxes as sandboxes_table
 from hatchway.storage.tables import snapshots
-from hatchway.wire.node import Observed, SnapshotMade
+from hatchway.wire.node import Observed, Snapshot, SnapshotMade
 
 _ONE = select(snapshots).where(snapshots.c.id == bindparam("id"))
 
@@ -148,18 +148,7 @@ def made(connection: Connection, operation: OperationRow, answer: SnapshotMade, 
     finished = ending.succeed(connection, operation, answer.source, started_at, result)
     if finished is None:
         return None
-    connection.execute(
-        update(snapshots)
-        .where(snapshots.c.id == snapshot.snapshot_id, snapshots.c.state == "pending")
-        .values(
-            state="ready",
-            disk_bytes=snapshot.disk_bytes,
-            memory_bytes=snapshot.memory_bytes,
-            digest=snapshot.digest,
-            last_process_id=finished.sandbox.last_process_id,
-            updated_at=time.time(),
-        )
-    )
+    mark_ready(connection, snapshot.snapshot_id, snapshot, last_process_id=finished.sandbox.last_process_id)
     _set_head(connection, operation.target, snapshot.snapshot_id)
     data = {"sandbox": operation.target, "kind": snapshot.kind}
     outbox.append(connection, operation.project, "snapshot.created", snapshot.snapshot_id, data)
@@ -288,6 +277,22 @@ def _move(connection: Connection, row: SnapshotRow, state: str) -> SnapshotRow:
     now = time.time()
     connection.execute(update(snapshots).where(snapshots.c.id == row.id).values(state=state, updated_at=now))
     return msgspec.structs.replace(row, state=state, updated_at=now)
+
+
+def mark_ready(connection: Connection, snapshot_id: str, snapshot: Snapshot, **more: int) -> None:
+    """A snapshot is whole and durable, as its node says; `more` is what else is known of it by now. Part of a transaction."""
+    connection.execute(
+        update(snapshots)
+        .where(snapshots.c.id == snapshot_id, snapshots.c.state == "pending")
+        .values(
+            state="ready",
+            disk_bytes=snapshot.disk_bytes,
+            memory_bytes=snapshot.memory_bytes,
+            digest=snapshot.digest,
+            updated_at=time.time(),
+            **more,
+        )
+    )
 
 
 def _set_head(connection: Connection, sandbox_id: str, snapshot_id: str) -> None:

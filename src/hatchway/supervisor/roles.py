@@ -207,12 +207,14 @@ def _signal_io(listener: socket.socket, *, wanted: bool) -> None:
 
 
 def preload() -> None:
-    """Imports what the roles need, once, for all; and keeps the collector off what they share."""
+    """Imports what the roles need, once, for all; and keeps the collector off what they share.
+
+    Not what E2B's role needs alone: it sleeps until somebody asks for it, and loads that then.
+    """
     with nothing_that_draws():
         import hatchway.audit.main
         import hatchway.broker.main
         import hatchway.control.main
-        import hatchway.e2b.main
         import hatchway.egress.main
         import hatchway.node.main  # noqa: F401
         from hatchway.supervisor.warming import warm

@@ -18,7 +18,31 @@ KEEP_ALIVE_S = 75
 """How long a connection on which nothing happens stays."""
 
 
-class Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
+    """Leaves the process's signals alone, whose role handles them, and wakes once a second only, for the clock in its answers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Takes no more requests, and ends when those in hand are answered."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """Waits for the end."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._ending.wait()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until `end` is called. The sockets stay open."""
+        await self._serve(sockets)
+
+
+class Server(QuietServer):
     """Serves one application on sockets that are there."""
 
     def __init__(
@@ -49,23 +73,6 @@ class Server(uvicorn.Server):
             )
         )
         self._ready = ready
-        self._ending = asyncio.Event()
-
-    def end(self) -> None:
-        """Takes no more requests, and ends when those in hand are answered."""
-        self.should_exit = True
-        self._ending.set()
-
-    async def main_loop(self) -> None:
-        """Waits for the end."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._ending.wait()
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves until `end` is called. The sockets stay open."""
-        await self._serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Takes requests from now on."""

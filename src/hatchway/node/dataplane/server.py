@@ -1,12 +1,11 @@
 """Runs the data plane on listening sockets, inside the node's event loop."""
 
 import asyncio
-import contextlib
 import logging
 import resource
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import uvicorn
@@ -14,6 +13,7 @@ import uvicorn
 from hatchway.node.dataplane.app import App
 from hatchway.node.dataplane.ports.front import front_of
 from hatchway.node.dataplane.websocket import MAX_MESSAGE, PING_S, BoundedWebSocket
+from hatchway.wire.http_server import QuietServer
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class DataPlaneServer:
                 # Handed down to what is accepted. asyncio sets it only where the protocol number was named when the socket was
                 # made; without it the short writes of a stream wait 40 ms for the peer's delayed acknowledgement.
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._server = _Server(
+        self._server = QuietServer(
             uvicorn.Config(
                 app,
                 http=cast(Any, front_of(app.ports)),  # what makes a protocol is all that is asked of it
@@ -73,29 +73,6 @@ class DataPlaneServer:
             self._server.end()
             await self._task
             self._task = None
-
-
-class _Server(uvicorn.Server):
-    """Leaves the process's signals alone: the role's `main` handles them. Wakes once a second, for the clock in its answers."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._ending = asyncio.Event()
-
-    def end(self) -> None:
-        """Takes no more requests, and ends when those in hand are answered."""
-        self.should_exit = True
-        self._ending.set()
-
-    async def main_loop(self) -> None:
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._ending.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _raise_descriptor_limit() -> None:
