@@ -237,7 +237,7 @@ def test_another_passphrase_and_every_change_are_noticed() -> None:
         b"",
         octets + b"x",
         swapped,
-        octets[:100] + b"\0" + octets[101:],
+        octets[:100] + bytes([octets[100] ^ 1]) + octets[101:],
     ):
         with pytest.raises(HatchwayError) as caught:
             through(sealed.Opener(b"word"), bad, 100_000)
