@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.support import postgres
 from tests.support.control_fixtures import folder, node
@@ -264,6 +265,26 @@ async def test_an_operation_is_executed_where_its_node_is_reached(
     assert (await two.get(sandbox["id"]))["state"] == "paused"
     deleted = await two.http.delete(f"/v1/sandboxes/{sandbox['id']}", headers=WAIT)
     assert deleted.json()["operation"]["status"] == "succeeded", deleted.text
+
+
+async def test_what_a_process_gave_up_when_its_lease_lapsed_it_takes_up_again(
+    apart: tuple[tuple[Service, NodeDouble], tuple[Service, NodeDouble]],
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (one, near), _ = apart
+    gate = Gate(near, "sandbox.create")
+    made = (await one.http.post("/v1/sandboxes", json={"template": "seed"})).json()
+    await asyncio.wait_for(gate.entered.wait(), WITHIN)
+    async with await psycopg.AsyncConnection.connect(database_url) as blocking:
+        await blocking.execute("LOCK TABLE leases IN EXCLUSIVE MODE")
+        async with asyncio.timeout(WITHIN):
+            while "not renewed: the database did not answer in time" not in caplog.text:
+                await asyncio.sleep(0.01)
+    gate.open()
+    operation = await one.operation(made["operation"]["id"])
+    assert operation["status"] == "succeeded", operation
+    assert len(near.boxes) == 1
 
 
 async def test_what_one_revokes_the_nodes_of_the_other_know(

@@ -51,6 +51,8 @@ class Claims:
         """Told of every lease that this process has now and had not before."""
         self.on_lapsed: Callable[[], None] = lambda: None
         """Told when this process could not renew in time: others may do now what it is doing."""
+        self.on_regained: Callable[[], None] = lambda: None
+        """Told when it has renewed after that. What nobody took over is still this process's, and given up: it is to be taken up."""
 
     @property
     def shared(self) -> bool:
@@ -105,6 +107,7 @@ class Claims:
         await self._database.write(claims.give_back, self.controller, operation_id, phase)
 
     async def _renew_forever(self) -> None:
+        lapsed = False
         while True:
             await asyncio.sleep(self._lease_s / RENEWALS)
             try:
@@ -113,12 +116,15 @@ class Claims:
                     await self._renew()
                     await self._claim()
             except (HatchwayError, TimeoutError) as error:
-                log.warning("leases not renewed: %s", error or "the database did not answer in time")
+                log.warning("leases not renewed: %s", str(error) or "the database did not answer in time")
             except Exception:
                 log.exception("leases not renewed")
             if not self.valid:
-                self._held = frozenset()
+                self._held, lapsed = frozenset(), True
                 self.on_lapsed()
+            elif lapsed:
+                lapsed = False
+                self.on_regained()
 
     async def _renew(self) -> None:
         began = time.monotonic()

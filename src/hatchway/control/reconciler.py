@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -74,7 +75,7 @@ class Reconciler:
         self._comparing: dict[str, asyncio.Lock] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._foreign: dict[str, set[str]] = {}
-        self._led: set[asyncio.Task[bool]] = set()
+        self._begun: set[asyncio.Task[bool]] = set()
         self.on_wake: Callable[[NodeLink, str], None] = lambda link, sandbox_id: None
         """Called when a node has traffic for a sandbox that does not run."""
         self.on_compared: Callable[[], None] = lambda: None
@@ -92,6 +93,7 @@ class Reconciler:
         self._nodes.on_event = self._node_event
         self._engine.on_released = self.released
         self._claims.on_gained.append(self._gained)
+        self._claims.on_regained = self._regained
         await self.take_up()
         loop = asyncio.get_running_loop()
         self._tasks = [
@@ -101,7 +103,7 @@ class Reconciler:
 
     async def close(self) -> None:
         """Stops listening."""
-        tasks = [*self._tasks, *self._led]
+        tasks = [*self._tasks, *self._begun]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -144,10 +146,16 @@ class Reconciler:
         """What a node said to a process that led before may not have been written down."""
         for link in self._nodes.ready():
             if link.node_id is not None and name == of_node(link.node_id):
-                work = self._step(f"comparison with {link.node_id}", self._compare_all(link, True))
-                task = asyncio.get_running_loop().create_task(work)
-                self._led.add(task)
-                task.add_done_callback(self._led.discard)
+                self._begin(self._step(f"comparison with {link.node_id}", self._compare_all(link, True)))
+
+    def _regained(self) -> None:
+        """What was given up when this process's lease lapsed, and nobody took over, waits for no pass."""
+        self._begin(self._step("taking up of operations", self.take_up()))
+
+    def _begin(self, work: Coroutine[Any, Any, bool]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
 
     def _observed(self, seen: Observed) -> None:
         if self._engine.busy(seen.sandbox_id):
