@@ -436,7 +436,7 @@ async def test_what_another_process_revoked_is_seen_soon(
     from hatchway.storage import keys as stored
     from hatchway.storage.database import Database
 
-    monkeypatch.setattr(auth, "TRUSTED_S", 0.0)
+    monkeypatch.setattr(auth, "TRUSTED_ALONE_S", 0.0)
     monkeypatch.setattr(auth, "LOOK_EVERY_S", 0.05)
     config = ControlConfig(folder=folder / "control", node_socket=node.path, reconcile_every_s=0.05)
     opened: list[Database] = []

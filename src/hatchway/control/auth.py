@@ -17,6 +17,8 @@ MAX_CACHED = 4096
 MAX_SECRET_LENGTH = 200
 TRUSTED_S = 2.0
 """How long a key that was looked up is believed: another control process may have revoked it meanwhile."""
+TRUSTED_ALONE_S = 60.0
+"""The same where no other process can: what is revoked here is forgotten here (`Authenticator.forget`)."""
 
 LOOK_EVERY_S = 15.0
 """How often the key of an open stream is looked at though nobody said that it changed."""
@@ -33,6 +35,7 @@ class Authenticator:
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._used: dict[str, float] = {}
         self._revocations = 0
+        self._trusted_s = TRUSTED_S if database.shared else TRUSTED_ALONE_S
 
     async def key_of(self, request: Request, scope: str) -> KeyRow:
         """Returns the caller's key. Raises `Unauthenticated` with `key_missing`, `key_unknown`, `key_revoked` or `key_expired`, and `Forbidden`."""
@@ -49,7 +52,7 @@ class Authenticator:
             )
         hashed = keys.hash_secret(secret)
         key, looked_up = self._cache.get(hashed, (None, 0.0))
-        if key is None or time.monotonic() - looked_up > TRUSTED_S:
+        if key is None or time.monotonic() - looked_up > self._trusted_s:
             revocations = self._revocations
             key = await self._database.read(keys.find_by_secret, secret)
             if key is None:

@@ -29,7 +29,7 @@ from hatchway.domain import shapes
 from hatchway.domain.checking import invalid_field
 from hatchway.domain.errors import Conflict, NotFound, Unprocessable
 from hatchway.domain.quotas import template_allowed
-from hatchway.storage import accepting, automatic, pools, projects, snapshots
+from hatchway.storage import accepting, pools, projects, snapshots
 from hatchway.storage.accepting import Accepted, NewSandbox
 from hatchway.storage.projects import ProjectRow
 from hatchway.wire.node import ResolveTemplate, TemplateRelease
@@ -92,9 +92,12 @@ async def create(call: Call[CreateSandbox]) -> Response:
             field="template",
             allowed=["template", "snapshot"],
         )
-    lifetime, schedule = timing.of_new(body, await call.plane.database.read(automatic.bounds, call.project))
+    project = await call.plane.database.read(projects.get, call.project)
+    lifetime, schedule = timing.of_new(body, project.caps)
     new = await (
-        _from_snapshot(call, body.snapshot) if body.snapshot is not UNSET else _from_template(call, str(body.template))
+        _from_snapshot(call, project, body.snapshot)
+        if body.snapshot is not UNSET
+        else _from_template(call, project, str(body.template))
     )
     new = msgspec.structs.replace(
         new,
@@ -103,23 +106,20 @@ async def create(call: Call[CreateSandbox]) -> Response:
         annotations=body.annotations or None,
         **policies.assignment(body),
     )
-    accept = accepting.accept_create if new.snapshot_id is None else snapshots.accept_create
-    claimed = await _claimed(call, new)
-    if claimed is not None:
-        return await proceed(call, claimed)
-    accepted = await call.plane.database.write(accept, new, call.idempotency)
-    return await proceed(call, accepted)
+    return await proceed(call, await _accepted(call, new))
 
 
-async def _claimed(call: Call[CreateSandbox], new: NewSandbox) -> Accepted | None:
-    """A member of a pool, which is now the sandbox that was asked for; None where none is there to be claimed.
+async def _accepted(call: Call[CreateSandbox], new: NewSandbox) -> Accepted:
+    """The sandbox that was asked for: a member of a pool where one is there to be claimed, else a new one.
 
     Raises `NotFound("unknown_pool")`, `Conflict("pool_does_not_fit")` for a pool that never has what was asked for.
     """
     plane, pool = call.plane, call.body.pool
+    if new.snapshot_id is not None:
+        return await plane.database.write(snapshots.accept_create, new, call.idempotency)
     link = plane.nodes.find(new.node_id)
-    if pool == pools.NEVER or new.snapshot_id is not None or link is None or link.info is None:
-        return None
+    if pool == pools.NEVER or link is None or link.info is None:
+        return await plane.database.write(accepting.accept_create, new, call.idempotency)
     if pool != pools.ANY:
         row = await plane.database.read(pools.get, call.project, pool)
         asked = (new.template_digest, new.shape.vcpus, new.shape.memory_mib, new.shape.disk_mib)
@@ -131,18 +131,17 @@ async def _claimed(call: Call[CreateSandbox], new: NewSandbox) -> Accepted | Non
                 pool=pool,
             )
     key = pool_key(new.template_digest, link.info)
-    claimed = await plane.database.write(pools.claim, new, pool, key, call.idempotency)
-    if claimed is not None:
+    accepted = await plane.database.write(pools.claim_or_create, new, pool, key, call.idempotency)
+    if pools.CLAIM in accepted.operation.arguments:
         plane.pools.look()
-    return claimed
+    return accepted
 
 
-async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbox:
+async def _from_template(call: Call[CreateSandbox], project: ProjectRow, reference: str) -> NewSandbox:
     body, plane, shape = call.body, call.plane, _shape(call.body)
     await plane.nodes.wait(None, within=NODE_WAIT_S)
     candidates = plane.nodes.ready()
     check_size(shape, candidates)
-    project = await plane.database.read(projects.get, call.project)
     check_caps(project, shape)
     isolation = _isolation(body, project)
     link = plane.place(isolation, candidates)
@@ -180,7 +179,7 @@ async def _from_template(call: Call[CreateSandbox], reference: str) -> NewSandbo
     )
 
 
-async def _from_snapshot(call: Call[CreateSandbox], snapshot_id: str) -> NewSandbox:
+async def _from_snapshot(call: Call[CreateSandbox], project: ProjectRow, snapshot_id: str) -> NewSandbox:
     body = call.body
     requests.check_id(snapshot_id, "snapshot", NotFound)
     row = await call.plane.database.read(snapshots.get_ready, call.project, snapshot_id)
@@ -194,7 +193,6 @@ async def _from_snapshot(call: Call[CreateSandbox], snapshot_id: str) -> NewSand
         memory_mib=row.memory_mib,
         disk_mib=row.disk_mib if body.disk_mib is UNSET else body.disk_mib,
     )
-    project = await call.plane.database.read(projects.get, call.project)
     check_caps(project, shape)
     name, _, tag = row.template.partition("@")[0].partition(":")
     if not template_allowed(project.templates, name=name, tag=tag, digest=row.template_digest):

@@ -261,6 +261,14 @@ def claim(
     return Accepted(sandbox=rows.sandbox(row), operation=operation, run=True)
 
 
+def claim_or_create(
+    connection: Connection, new: NewSandbox, pool: str, pool_key: str, key: IdempotencyKey | None
+) -> Accepted:
+    """What `claim` does or, where no member fits now, `accepting.accept_create`: a creation waits for one transaction."""
+    claimed = claim(connection, new, pool, pool_key, key)
+    return claimed if claimed is not None else accepting.accept_create(connection, new, key)
+
+
 def _set(connection: Connection, row: PoolRow, **values: Any) -> None:
     connection.execute(
         update(pools)
