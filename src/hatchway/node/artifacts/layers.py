@@ -109,6 +109,8 @@ class _Qcow2:
         if version != 3 or bits != 16 or crypt or incompatible or entries < needed or self.size > MAX_SIZE:
             raise VmmError(f"The disk's layer {name} is of a form that this version does not read.")
         self._file = os.fstat(fd).st_size
+        if self._l1 + needed * 8 > self._file:  # also what is no offset of a file at all
+            raise self._damaged()
 
     def table(self, number: int) -> tuple[int, ...] | None:
         """The level-2 table of the span `number`; None where the layer has nothing there. Raises `VmmError`."""
