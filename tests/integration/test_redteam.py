@@ -4,13 +4,16 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hatchway.domain.errors import Conflict
+from hatchway.redteam import leftovers
 from hatchway.redteam.acts import ACTS
 from hatchway.redteam.attacks import ATTACKS, CLASSES, CONDITIONS, Attack, chosen
 from hatchway.redteam.attacks.meanwhile import DOCUMENTS
@@ -111,6 +114,48 @@ def test_a_question_that_this_host_asks_and_a_frame_on_any_of_its_links_are_seen
         "the interface hwte",
     }
     assert ground.oracle.where(sent)
+
+
+_KILLED = """
+import sys, time
+from hatchway.redteam.ground import Ground
+ground = Ground(naive=sys.argv[1] == "naive", users=frozenset({65_002, 65_003}))
+if ground.naive:
+    import subprocess
+    subprocess.Popen(ground.guest_command("sleep", "1000"))
+print(ground.run, ground.folder, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.parametrize("kind", ["naive", "joined"])
+def test_what_a_killed_run_leaves_is_removed_and_what_a_living_one_has_is_not(kind: str) -> None:
+    with standing(naive=False, users=frozenset({65_004})) as living:
+        process = subprocess.Popen([sys.executable, "-c", _KILLED, kind], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        run, folder = process.stdout.readline().split()
+        assert run not in leftovers.remove()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        assert any(run in name for name in os.listdir("/run/netns"))
+        assert ("65002-65002" in _links()) == (kind == "joined")
+        assert run in leftovers.remove()
+        assert run not in _links()
+        assert not any(f"{user}-{user}" in _links() for user in (65_002, 65_003))
+        assert not any(run in name for name in os.listdir("/run/netns"))
+        assert not Path(folder).exists()
+        assert run not in leftovers.remove()
+        assert f"hwrt{living.run}" in _links()
+        assert "65004-65004" in _links()
+        assert living.folder.exists()
+
+
+def test_a_process_that_took_the_number_of_another_is_not_taken_for_it() -> None:
+    own = leftovers.own_stamp("0abcde")
+    assert own.lives
+    assert not replace(own, started=own.started - 1).lives
 
 
 def test_a_ground_that_cannot_be_made_whole_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,11 @@ from types import FrameType
 
 from hatchway.client import Hatchway
 from hatchway.domain.errors import Conflict, InvalidRequest, Unavailable
-from hatchway.redteam import report
+from hatchway.redteam import leftovers, report
 from hatchway.redteam.attacks import ATTACKS, CONDITIONS, Attack, chosen
 from hatchway.redteam.attempts import BLOCKED, BYPASS, INVALID, Attempt
 from hatchway.redteam.ground import lacking
+from hatchway.redteam.live import MARKED
 
 _OF_A_RUN = re.compile(r"redteam-[0-9a-f]{6}(-secret)?")
 """Names of what is made for a run (`runner`)."""
@@ -36,6 +37,8 @@ def run(data_dir: Path, *, only: str, conditions: Sequence[str], prove: bool, as
         raise Unavailable("no_namespaces", f"The attacks need a ground of their own: {why}.", "Call it as root.")
     started = time.monotonic()
     try:
+        for run_before in leftovers.remove():
+            print(f"what the run {run_before} left, which was killed, is removed", file=sys.stderr)
         with _ended_by_signals():
             attempts = _prove(attacks) if prove else _attack(data_dir, attacks, list(conditions) or list(CONDITIONS))
     except OSError as error:
@@ -101,7 +104,9 @@ def alone(data_dir: Path) -> Iterator[None]:
 
 
 def sweep(hatchway: Hatchway) -> None:
-    """Removes the policies and credentials of runs that were killed. For who is `alone`."""
+    """Removes the sandboxes, policies and credentials of runs that were killed. For who is `alone`."""
+    for sandbox in list(hatchway.sandboxes.list(metadata={MARKED: MARKED})):
+        hatchway.sandboxes.delete(sandbox.id)
     for policy in list(hatchway.policies.list(tier="project")):
         if _OF_A_RUN.fullmatch(policy.name):
             hatchway.policies.delete(policy.name, tier="project")

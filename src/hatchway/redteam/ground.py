@@ -2,7 +2,8 @@
 
 As `Ground(naive=False)` it is joined to this host by a link of a private network that is free: gateways reach it by their policies alone. Routes
 of those who carry requests (`users`) also lead metadata services and addresses of nobody into it, so that what should not have left is
-seen there. As `Ground(naive=True)` a namespace in the place of a guest is joined to it, with nothing in between. Needs root; `close` leaves nothing.
+seen there. As `Ground(naive=True)` a namespace in the place of a guest is joined to it, with nothing in between. Needs root; `close` leaves nothing, and
+what a run leaves that is killed `leftovers` removes.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from hatchway.redteam.leftovers import FOLDERS, SPACES, own_stamp
 from hatchway.redteam.marks import Oracle, Tail
 
 T = TypeVar("T")
@@ -103,8 +105,8 @@ class Ground:
         self.token = f"honey-{self.run}-{secrets.token_hex(16)}"
         """What a file of this host says that no guest may read."""
         self._stack = ExitStack()
-        self._inside = f"hwrt-n{self.run}"
-        self._guest = f"hwrt-g{self.run}"
+        self._stamp = own_stamp(self.run)
+        self._inside, self._guest = (f"{space}{self._stamp}" for space in SPACES)
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._sniffing: list[socket.socket] = []
@@ -174,7 +176,7 @@ class Ground:
     # -- making
 
     def _make(self, users: frozenset[int]) -> None:
-        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hatchway-redteam-")))
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{self._stamp}-")))
         self.honey = self.folder / "secret" / "honeytoken"
         self.honey.parent.mkdir()
         self.honey.write_text(self.token)
@@ -209,7 +211,7 @@ class Ground:
         within(self._inside, _open)
 
     def _join_host(self, users: frozenset[int]) -> None:
-        link = f"hwrt{self.run}"
+        link = self._stamp.link
         _ip(f"link add {link} type veth peer name eth1 netns {self._inside}")
         self._stack.callback(_ip, f"link del {link}", quiet=True)
         _ip(f"addr add {self.net}.2/32 dev eth1\nlink set eth1 up\nroute add {self.net}.1/32 dev eth1", self._inside)
@@ -221,7 +223,7 @@ class Ground:
         _run(["ip", "netns", "add", name])
 
     def _routes(self, users: frozenset[int], link: str) -> None:
-        table = random.randrange(20_000, 30_000)
+        table = self._stamp.table
         if not users:
             return
         for network in NOBODYS:

@@ -16,6 +16,8 @@ from hatchway.redteam.ground import PLACE, Ground
 from hatchway.redteam.marks import new_mark
 
 MEMORY_MIB = 256
+MARKED = "hatchway-redteam"
+"""In the metadata of every sandbox of a run."""
 PROGRAM = "/root/attacks.pyz"
 CARRIERS = ("egress", "broker")
 NOTHING: Mapping[str, Any] = {"version": 1}
@@ -73,7 +75,9 @@ class LiveStage:
 
     def _new(self, policy: Mapping[str, Any] | None = None) -> Sandbox:
         wanted = self._policy if policy is None else policy
-        return self._hatchway.sandboxes.create(memory_mib=MEMORY_MIB, policy=wanted, timeout=300)
+        return self._hatchway.sandboxes.create(
+            memory_mib=MEMORY_MIB, policy=wanted, metadata={MARKED: MARKED}, timeout=300
+        )
 
     def begin(self, attempts: Sequence[Attempt], at_once: int) -> None:
         """Starts the program; it goes on by itself."""

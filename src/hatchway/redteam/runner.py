@@ -13,7 +13,7 @@ from hatchway.redteam.attacks import Attack
 from hatchway.redteam.attacks.attack import BLOCKED, CONDITIONS
 from hatchway.redteam.attempts import BYPASS, INVALID, Attempt, given, guest_program, judge
 from hatchway.redteam.ground import Ground, standing
-from hatchway.redteam.live import MEMORY_MIB, PROGRAM, LiveStage, Service
+from hatchway.redteam.live import MARKED, MEMORY_MIB, PROGRAM, LiveStage, Service
 from hatchway.redteam.marks import new_mark
 
 AT_A_TIME = 60
@@ -229,7 +229,9 @@ class _Condition:
         return attempts
 
     def _new(self) -> Sandbox:
-        sandbox = self._hatchway.sandboxes.create(memory_mib=MEMORY_MIB, policy=self._policy(), timeout=300)
+        sandbox = self._hatchway.sandboxes.create(
+            memory_mib=MEMORY_MIB, policy=self._policy(), metadata={MARKED: MARKED}, timeout=300
+        )
         sandbox.files.write(PROGRAM, guest_program(), user="root")
         return sandbox
 
