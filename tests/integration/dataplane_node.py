@@ -20,9 +20,9 @@ from hatchway.node.dataplane.server import DataPlaneServer
 from hatchway.node.dataplane.tokens import TokenChecker
 from hatchway.node.guest.link import connect
 from hatchway.node.guest.seam import GuestLink
-from hatchway.node.sessions.session import Limits
 from hatchway.node.sessions.sessions import Sessions
 from hatchway.node.sessions.spool import SpoolLimits
+from hatchway.node.sessions.surroundings import Limits
 from hatchway.wire.node import Configure, SessionSpec
 
 
@@ -38,9 +38,8 @@ class Node:
         self.tokens = TokenChecker()
         self.statuses: list[object] = []
         spool = msgspec.convert(settings.get("spool", {}), SpoolLimits)
-        self.sessions = Sessions(
-            Path(str(settings["folder"])), self.statuses.append, limits=Limits(spool=spool, followers=1100)
-        )
+        limits = Limits(spool=spool, followers=1100, **msgspec.convert(settings.get("waits", {}), dict[str, float]))
+        self.sessions = Sessions(Path(str(settings["folder"])), self.statuses.append, limits=limits)
         self.sessions.load()
         self.plane = msgspec.convert(settings.get("plane", {}), PlaneLimits)
         self.files = msgspec.convert(settings.get("files", {}), FileLimits)

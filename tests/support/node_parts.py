@@ -188,6 +188,9 @@ class Link:
     def paused(self, stopped: bool) -> None:
         self.stands_still = stopped
 
+    def ran(self) -> float:
+        return 0.0
+
     async def close(self) -> None:
         self.closed = True
 

@@ -9,8 +9,9 @@ from hatchway.node.dataplane.attach import Feed
 from hatchway.node.guest.seam import ExitReason, Proc, ProcessState
 from hatchway.node.sessions.follower import Follower
 from hatchway.node.sessions.record import Record
-from hatchway.node.sessions.session import Limits, Session, Surroundings
+from hatchway.node.sessions.session import Session
 from hatchway.node.sessions.spool import Spool, SpoolLimits
+from hatchway.node.sessions.surroundings import Limits, Surroundings
 from hatchway.wire.node import SessionSpec
 
 

@@ -22,9 +22,10 @@ from hatchway.node.guest.seam import (
     ProcessState,
     Spawn,
 )
-from hatchway.node.sessions.session import Limits, Session
+from hatchway.node.sessions.session import Session
 from hatchway.node.sessions.sessions import Sessions
 from hatchway.node.sessions.spool import Gap, SpoolLimits
+from hatchway.node.sessions.surroundings import Limits
 from hatchway.wire.node import SessionLimits, SessionSpec, SessionStatus
 
 SANDBOX = "a" * 20
@@ -88,6 +89,8 @@ class Agent:
         self.refuses: Exception | None = None
         self.outlived: set[int] = set()
         """Processes that left a child with streams of its own."""
+        self.ran_s = 0.0
+        self.signals: list[tuple[int, int, bool]] = []
 
     async def spawn(self, spawn: Spawn, sink: ProcessSink) -> int | None:
         if self.refuses is not None:
@@ -108,6 +111,13 @@ class Agent:
     async def ping(self) -> int:
         await self.answers.wait()
         return 0
+
+    def ran(self) -> float:
+        return self.ran_s
+
+    async def signal(self, number: int, signal: int, *, leader_only: bool = False) -> None:
+        self.signals.append((number, signal, leader_only))
+        await self.answers.wait()
 
     async def close_process(self, number: int, *, if_over: bool = False) -> None:
         await self.answers.wait()

@@ -192,6 +192,12 @@ def status_of(ended: Exit) -> int:
             f"The sandbox was lost while the command ran{': ' + ended.message if ended.message else ''}.",
             "See its reason: hatchway get SANDBOX",
         )
+    elif ended.reason == "agent_unresponsive":
+        raise Unavailable(
+            "agent_unresponsive",
+            ended.message or "The agent in the sandbox does not answer.",
+            "Look whether the sandbox answers at all: hatchway exec SANDBOX -- true; else stop and start it, or delete it.",
+        )
     return ended.status
 
 

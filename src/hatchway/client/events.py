@@ -57,7 +57,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """The process ended. Output of children that it left behind may follow until `End`."""
 
     reason: str
-    """`exited signaled timeout oom spawn_failed sandbox_lost rolled_back`."""
+    """`exited signaled timeout oom spawn_failed sandbox_lost rolled_back agent_unresponsive`."""
     code: int | None = None
     signal: int | None = None
     message: str = ""
@@ -70,7 +70,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
         """The end as one number, as a shell would tell it.
 
         The exit code; 128 + signal; 124 for a timeout, 137 out of memory, 127 for a command that could not be started, 125
-        when the sandbox was lost or rolled back.
+        when the sandbox was lost or rolled back, or its agent does not tell.
         """
         if self.reason == "timeout":
             return 124

@@ -609,7 +609,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """`exited signaled timeout oom spawn_failed sandbox_lost rolled_back`."""
+        """`exited signaled timeout oom spawn_failed sandbox_lost rolled_back agent_unresponsive`."""
         return self.exit.reason
 
     @property

@@ -40,8 +40,8 @@ from hatchway.node.images.store import Images
 from hatchway.node.imports import Imports
 from hatchway.node.sandboxes import Sandboxes
 from hatchway.node.service import NodeService
-from hatchway.node.sessions.session import Limits
 from hatchway.node.sessions.sessions import Sessions
+from hatchway.node.sessions.surroundings import Limits
 from hatchway.node.snapshots import Snapshots
 from hatchway.node.vmm import choice
 from hatchway.node.vmm.launcher import LauncherClient

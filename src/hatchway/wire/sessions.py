@@ -76,7 +76,7 @@ class Exit(Struct, frozen=True, kw_only=True):
     """How a process ended."""
 
     reason: str
-    """`exited signaled timeout oom spawn_failed sandbox_lost rolled_back`."""
+    """`exited signaled timeout oom spawn_failed sandbox_lost rolled_back agent_unresponsive`."""
     code: int | None = None
     signal: int | None = None
     message: str = ""

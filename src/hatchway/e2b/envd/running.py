@@ -64,6 +64,8 @@ class Telling:
                     self._exit = event
                     if event.reason in _LOST:
                         raise Cut
+                    if event.reason == "agent_unresponsive":
+                        raise ConnectError("unavailable", event.message)
                     if event.reason == "timeout" and self._own:
                         raise ConnectError("deadline_exceeded", "the process was killed at its deadline")
                     if event.reason != "exited" or self.stopped:

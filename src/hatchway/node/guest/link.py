@@ -289,6 +289,10 @@ class Link:
         """See `GuestLink`."""
         self._peer.pause(stopped)
 
+    def ran(self) -> float:
+        """See `GuestLink`."""
+        return self._peer.ran()
+
     async def close(self) -> None:
         """See `GuestLink`. What waits for an answer or reads a stream fails with `LinkLost`; other sinks hear nothing."""
         self._streams.lose("the link was closed")

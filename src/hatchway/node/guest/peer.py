@@ -76,6 +76,8 @@ class Peer:
         self._silence = 0
         self._probe: int | None = None
         self._paused = False
+        self._ran = 0.0
+        self._runs_since = self._loop.time()
         self._strays = 0
 
     async def start(self) -> None:
@@ -114,10 +116,15 @@ class Peer:
 
     def pause(self, stopped: bool) -> None:
         """Says whether the guest stands still."""
+        self._ran, self._runs_since = self.ran(), self._loop.time()
         self._paused = stopped
         self._silence = 0
         if not stopped:
             self.arm()
+
+    def ran(self) -> float:
+        """Seconds that the guest ran since this object was made."""
+        return self._ran if self._paused else self._ran + self._loop.time() - self._runs_since
 
     def arm(self, *, waiting: bool = False) -> None:
         """Starts the ticking when something waits for the guest; it stops by itself."""

@@ -294,5 +294,8 @@ class GuestLink(Protocol):
     def paused(self, stopped: bool) -> None:
         """Says that the virtual CPUs stopped, or go on: a guest that stands still is not taken for dead. Idempotent."""
 
+    def ran(self) -> float:
+        """Seconds, by the host's clock, that the guest ran since the link was made: those in which it stood still (`paused`) do not count."""
+
     async def close(self) -> None:
         """Drops the connection; the agent keeps everything for the next one."""

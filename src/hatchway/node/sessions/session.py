@@ -1,26 +1,29 @@
 """One command session: the sink of its process in the guest, its states, and who follows it."""
 
 import asyncio
+import contextlib
 import errno
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import signal
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from hatchway.domain.errors import Conflict, Exhausted, HostExhausted, Unprocessable
+from hatchway.domain.errors import Conflict, Exhausted, HatchwayError, HostExhausted, Unprocessable
 from hatchway.node.guest.seam import ExitReason, GuestError, GuestLink, LinkLost, Proc, ProcessState
 from hatchway.node.sessions import process
 from hatchway.node.sessions import record as records
+from hatchway.node.sessions.deadline import Deadline, GivingUp, Timer
 from hatchway.node.sessions.follower import Follower
 from hatchway.node.sessions.record import Record
 from hatchway.node.sessions.seam import Standing
-from hatchway.node.sessions.spool import STDERR, STDOUT, Cursor, Spool, SpoolLimits
+from hatchway.node.sessions.spool import STDERR, STDOUT, Cursor, Spool
+from hatchway.node.sessions.surroundings import Surroundings
 from hatchway.wire.node import Exit, SessionStatus, Usage
 
 log = logging.getLogger(__name__)
 
 _PATIENCE = 15
+_GIVEN_UP = "The agent in the sandbox did not tell in time what became of the process; whether it still runs there is not known."
 _REASONS = {
     ExitReason.EXITED: "exited",
     ExitReason.SIGNALED: "signaled",
@@ -30,51 +33,15 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of the sessions of one node."""
-
-    spool: SpoolLimits = field(default_factory=SpoolLimits)
-    linger_s: float = 2.0
-    """How long after the leader's end a stream that somebody still holds open is waited for."""
-    followers: int = 64
-    """Clients that may follow one session at the same time."""
-    per_sandbox: int = 10_000
-    """Sessions of one sandbox, those that ended and are kept included: beyond it the oldest of these goes."""
-    kept_per_sandbox: int = 1 << 30
-    """Octets of output that all sessions of one sandbox keep together: beyond it the oldest output of ended ones goes first."""
-    unstarted_s: float = 24 * 3600.0
-    """How long a session that nobody attaches to is kept."""
-
-
-class Timer(Protocol):
-    """What `later` returns."""
-
-    def cancel(self) -> None:
-        """Makes it not happen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a session needs of its host."""
-
-    limits: Limits
-    now: Callable[[], float]
-    later: Callable[[float, Callable[[], None]], Timer]
-    soon: Callable[[Callable[[], None]], object]
-    link_of: Callable[[str], GuestLink | None]
-    crowded: Callable[["Session"], None]
-    """More output is kept of the session's sandbox than may be."""
-    published: Callable[["Session"], None]
-    """The state changed and is on disk (or could not be written, and will be tried again)."""
-
-
 class Session:
     """States: created → (starting) → running → exited → ended.
 
     It ends when both streams are closed and stored, or a linger after the leader's end. A background child that outlives
     the leader does not keep the session from ending: it goes on running, and what it writes from then on to streams that it
     holds open is taken from it and dropped, so that it never blocks on a full pipe. Deleting the session kills it.
+
+    It is the agent in the guest that keeps the timeout. One that is silent, or another program in its place, does not keep a session
+    from ending: the host has deadlines of its own, for the start, for the timeout and for what is owed after the end.
     """
 
     def __init__(self, folder: Path, record: Record, spool: Spool, around: Surroundings) -> None:
@@ -93,6 +60,10 @@ class Session:
         self._closing: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[int] | None = None
         self._patience = _PATIENCE
+        self._deadline = Deadline(around.later, self._late)
+        self._agent = GivingUp()
+        self._asked_at = 0.0
+        self._killing: asyncio.Task[None] | None = None
         self._owed = (0, 0)
         self._streams_closed = False
         self._outlived = False
@@ -215,7 +186,7 @@ class Session:
         """Gives stdin octets at `offset`; the caller holds `stdin_turn`. Returns the next offset; waits for the process to take them.
 
         Octets below the next offset were taken before and are skipped. Raises `Conflict` (`stdin_closed`, `stdin_offset`),
-        `Unavailable("sandbox_unreachable")`.
+        `Conflict("process_ended")` when its agent is given up on meanwhile, `Unavailable("sandbox_unreachable")`.
         """
         record = self.record
         if offset > record.stdin_offset:
@@ -230,7 +201,11 @@ class Session:
             if data:
                 raise Conflict("stdin_closed", "The end of stdin was sent before.", "Start another session.")
             return record.stdin_offset
-        taken = await process.give_input(link, record.spec.process_id, record.stdin_offset, data, eof=eof)
+        try:
+            async with self._agent.waiting():
+                taken = await process.give_input(link, record.spec.process_id, record.stdin_offset, data, eof=eof)
+        except TimeoutError:
+            raise Conflict("process_ended", _GIVEN_UP, "Look at the session's exit.") from None
         record.stdin_offset = max(record.stdin_offset, taken)
         if eof and not record.stdin_eof:
             record.stdin_eof = True
@@ -280,9 +255,7 @@ class Session:
             self._forget_process()
             return
         if not self.started:
-            record.state = "running"
-            record.pid = proc.pid
-            self._announce(save=True)
+            self._running(proc.pid)
         if proc.state is ProcessState.RUNNING:
             return
         self._owed = (proc.stdout_total, proc.stderr_total)
@@ -298,6 +271,7 @@ class Session:
     def gone(self, reason: str, how: str = "sandbox_lost") -> None:
         """See `ProcessSink`; also called by the host when the sandbox is lost, or rolled back (`how`)."""
         self._link = None
+        self._deadline.clear()
         self._streams_closed = True
         self.record.agent_open = False
         if self.record.state == "created" or self.ended:
@@ -320,14 +294,20 @@ class Session:
             self._closing = None
         self._link = link
         if link.attach(record.spec.process_id, self):
+            self._go_on(link)
             if record.hidden == "deleted":
                 self.forgetting()
         elif record.state == "starting" and record.boot_id == link.hello.boot_id:
             record.state, record.agent_open = "created", False  # SPAWN never got there: the next attach starts it
             self._link = None
+            self._deadline.clear()
             self.save()
         else:
             self.gone("The sandbox was started anew, and the process did not survive that.")
+
+    def stands_by(self) -> None:
+        """The sandbox is suspended: no deadline comes nearer until `connect`."""
+        self._deadline.hold()
 
     def end_deleted(self) -> None:
         """Ends the session for its followers because it is being deleted."""
@@ -368,7 +348,10 @@ class Session:
         self._disposed = True
         if self._linger is not None:
             self._linger.cancel()
-        tasks: tuple[asyncio.Task[Any] | None, ...] = (self._checking, self._closing, self._starting, self._feeding)
+        self._deadline.clear()
+        tasks: tuple[asyncio.Task[Any] | None, ...] = (
+            *(self._checking, self._closing, self._starting, self._feeding, self._killing),
+        )
         for task in tasks:
             if task is not None:
                 task.cancel()
@@ -387,23 +370,76 @@ class Session:
                 "host_disk_full", "The session cannot be recorded: the host's disk is full.", "Free disk space."
             )
         self._link = link
+        limits = self._around.limits
+        self._asked_at = link.ran()
+        self._deadline.set(min(limits.start_s, spec.timeout_s or limits.start_s) + limits.grace_s, link)
         try:
-            pid = await process.spawn(link, spec, self)
+            async with self._agent.waiting():
+                pid = await process.spawn(link, spec, self)
+        except TimeoutError:
+            return
         except (Exhausted, Unprocessable):
             if record.state == "starting":
                 record.state, record.agent_open = "created", False
                 self._link = None
+                self._deadline.clear()
                 self.save()
             raise
         if pid is not None and record.state == "starting":
-            record.state, record.pid = "running", pid
-            self._announce(save=True)
+            self._running(pid)
+
+    def _running(self, pid: int | None) -> None:
+        self.record.state, self.record.pid = "running", pid
+        self._announce(save=True)
+        timeout, link = self.record.spec.timeout_s, self._link
+        if timeout is None or link is None:
+            self._deadline.clear()
+        else:
+            self._deadline.set(timeout + self._around.limits.grace_s - (link.ran() - self._asked_at), link)
+
+    def _go_on(self, link: GuestLink) -> None:
+        """With another link. A node that has only just started does not know how long the process ran: its time begins anew."""
+        if self._deadline.is_set:
+            self._deadline.go_on(link)
+        elif self.record.state == "running":
+            self._asked_at = link.ran()
+            self._running(self.record.pid)
+
+    def _late(self) -> None:
+        """The agent had the time that it may take, and did not say what it should have said by then."""
+        link, limits = self._link, self._around.limits
+        if self.ended:
+            return
+        if self.record.exit is not None:
+            self._end()  # what it owes is a gap
+        elif self.started and link is not None and self._killing is None:
+            # One that is only slow has still to end what it should have ended.
+            self._killing = asyncio.get_running_loop().create_task(self._kill(link))
+            self._deadline.set(limits.grace_s, link)
+        else:
+            self._give_up()
+
+    async def _kill(self, link: GuestLink) -> None:
+        leader_only = self.record.spec.timeout_scope == "leader"
+        with contextlib.suppress(HatchwayError):
+            await process.send_signal(link, self.record.spec.process_id, signal.SIGKILL, leader_only=leader_only)
+
+    def _give_up(self) -> None:
+        """Ends the session for its followers; whatever is left of the process in the guest is to be killed, by whoever answers there."""
+        log.warning("session %s: %s", self.id, _GIVEN_UP)
+        self._streams_closed = True
+        self.record.exit = Exit(reason="agent_unresponsive", message=_GIVEN_UP)
+        self._end()
+        self._agent.give_up()
 
     def _exited(self, proc: Proc) -> None:
         stdout, stderr = self._owed
+        reason = _REASONS.get(proc.reason, "exited") if proc.reason is not None else "exited"
+        if self._killing is not None and proc.reason is ExitReason.SIGNALED:
+            reason = "timeout"  # it was we who killed it, in place of the agent
         self.record.state = "exited"
         self.record.exit = Exit(
-            reason=_REASONS.get(proc.reason, "exited") if proc.reason is not None else "exited",
+            reason=reason,
             code=proc.exit_code if proc.exit_signal is None else None,
             signal=proc.exit_signal,
             message=proc.message,
@@ -421,7 +457,10 @@ class Session:
 
     def _linger_on(self, *, first: bool = False) -> None:
         usual, wanted = self._around.limits.linger_s, self.record.spec.linger_s
-        self._linger = self._around.later(wanted if first and wanted is not None else usual, self._lingered)
+        now = wanted if first and wanted is not None else usual
+        self._linger = self._around.later(now, self._lingered)
+        if first and self._link is not None:
+            self._deadline.set(now + _PATIENCE * usual + self._around.limits.grace_s, self._link)
 
     def _all_stored(self) -> bool:
         stdout, stderr = self.spool.stored()
@@ -455,6 +494,7 @@ class Session:
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
+        self._deadline.clear()
         record = self.record
         self._dropped = list(self.spool.stored())
         for fd, owed in zip((STDOUT, STDERR), self._owed, strict=True):
@@ -496,7 +536,7 @@ class Session:
             self._closing = asyncio.get_running_loop().create_task(self._close_process(link))
 
     async def _close_process(self, link: GuestLink) -> None:
-        deleting = self.record.hidden == "deleted"
+        deleting = self.record.hidden == "deleted" or self._agent.given_up
         try:
             await link.close_process(self.record.spec.process_id, if_over=not deleting)
         except GuestError as error:

@@ -14,10 +14,12 @@ from hatchway.domain.errors import Conflict, Exhausted, HostExhausted, NotFound,
 from hatchway.domain.ids import is_id, new_id
 from hatchway.node.guest.seam import GuestLink
 from hatchway.node.sessions import record as records
+from hatchway.node.sessions.deadline import Timer
 from hatchway.node.sessions.record import FILE, Record
 from hatchway.node.sessions.seam import Standing
-from hatchway.node.sessions.session import Limits, Session, Surroundings, Timer
+from hatchway.node.sessions.session import Session
 from hatchway.node.sessions.spool import STDERR, STDOUT, Budget, Spool
+from hatchway.node.sessions.surroundings import Limits, Surroundings
 from hatchway.wire.node import BranchedSession, SessionSpec, SessionStatus
 
 log = logging.getLogger(__name__)
@@ -203,6 +205,8 @@ class Sessions:
     def link_down(self, sandbox_id: str) -> None:
         """See `SessionHost`. Idempotent."""
         self._links.pop(sandbox_id, None)
+        for session in self._by_sandbox.get(sandbox_id, {}).values():
+            session.stands_by()
 
     def sandbox_lost(self, sandbox_id: str, reason: str) -> None:
         """See `SessionHost`."""
