@@ -135,8 +135,6 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     """Raises `Unavailable("port_taken")`."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Handed down to what is accepted: short answers do not wait 40 ms for the peer's delayed acknowledgement.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         sock.bind((host, port))
     except OSError as error:

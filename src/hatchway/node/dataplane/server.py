@@ -28,11 +28,6 @@ class DataPlaneServer:
         _raise_descriptor_limit()
         self._app = app
         self._sockets = list(sockets)
-        for sock in self._sockets:
-            if sock.family in (socket.AF_INET, socket.AF_INET6):
-                # Handed down to what is accepted. asyncio sets it only where the protocol number was named when the socket was
-                # made; without it the short writes of a stream wait 40 ms for the peer's delayed acknowledgement.
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server = QuietServer(
             uvicorn.Config(
                 app,
