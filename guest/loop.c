@@ -101,6 +101,7 @@ void loop_turn(int timeout)
     bool again = procs_reap_pending();
     again |= channel_pump();
     uint64_t deadline = sooner(sooner(procs_deadline(), channel_deadline()), sooner(disk_deadline(), power_deadline())); /* also what the pump began */
+    deadline = sooner(deadline, streams_deadline());
     if (again) {
         timeout = 0;
     } else if (deadline != 0) {
@@ -124,6 +125,7 @@ void loop_turn(int timeout)
         channel_expire();
         disk_expire();
         power_expire();
+        streams_expire();
     }
 }
 

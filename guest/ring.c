@@ -34,11 +34,19 @@ static void pool_give(struct pool *pool, uint16_t chunk)
     uint32_t recycled = pool->available - (pool->total - pool->fresh);
     pool->free[recycled] = chunk;
     pool->available++;
-    if (pool->available == pool->total) {
-        if (pool->fresh > 64) /* a flood is over: give its pages back */
-            madvise(pool->memory, (size_t)pool->fresh * CHUNK, MADV_DONTNEED);
-        pool->fresh = 0;
-    }
+}
+
+bool pool_spare(const struct pool *pool)
+{
+    return pool->available == pool->total && pool->fresh > SPARE_CHUNKS;
+}
+
+void pool_rest(struct pool *pool)
+{
+    if (!pool_spare(pool))
+        return;
+    madvise(pool->memory, (size_t)pool->fresh * CHUNK, MADV_DONTNEED);
+    pool->fresh = 0;
 }
 
 void ring_open(struct ring *ring, struct pool *pool, uint32_t bound)

@@ -10,7 +10,11 @@
 
 #include "proto.h"
 
-enum { RING_CHUNKS = (OUTPUT_BYTES + CHUNK - 1) / CHUNK + 1, RING_VECTORS = 65 };
+enum {
+    RING_CHUNKS = (OUTPUT_BYTES + CHUNK - 1) / CHUNK + 1,
+    RING_VECTORS = 65,
+    SPARE_CHUNKS = 64, /* a pool of which nothing is in use may keep the pages of so many */
+};
 
 /* Chunks that rings share. A ring that has none gets one out of a reserve, so that rings which nobody empties cannot starve the others. */
 struct pool {
@@ -31,6 +35,11 @@ struct ring {
 /* Reserves address space for `total` chunks; false when there is no memory. */
 bool pool_open(struct pool *pool, uint32_t total, uint32_t reserve);
 void pool_close(struct pool *pool);
+/* Nothing is in use, and more pages than need be are held. Between two parts of a flood that is so all the time: to give them back then
+   costs a fault for each page of the next part. */
+bool pool_spare(const struct pool *pool);
+/* Gives the pages back, if pool_spare(). */
+void pool_rest(struct pool *pool);
 
 void ring_open(struct ring *ring, struct pool *pool, uint32_t bound);
 /* Drops the content and gives the chunks back; the offsets stay. */

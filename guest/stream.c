@@ -17,6 +17,7 @@ enum {
     FLOOD = 32768,      /* octets that are much, */
     FLOOD_MS = 20,      /* where they are moved in this time, */
     FLOOD_TURNS = 32,   /* and for so many turns of the loop after it */
+    REST_MS = 1000,     /* without any octet kept, after which the pages of a flood are given back */
     LARGE_INPUTS = INPUT_POOL_LARGE / INPUT_BYTES,
     INPUT_CHUNKS = LARGE_INPUTS * (INPUT_BYTES / CHUNK + 1) + MAX_PLACES * (INPUT_BYTES_SMALL / CHUNK + 1),
 };
@@ -28,6 +29,7 @@ static unsigned large_inputs; /* processes whose grant is INPUT_BYTES */
 static unsigned starved;      /* outputs that wait for the pool */
 static unsigned flood;        /* turns of the loop for which the agent is patient */
 static bool patient;
+static uint64_t rest_at; /* when the pools give their pages back; 0: they have none to give, or are in use */
 
 /* While much goes through, the agent leaves the processor to whoever fills a pipe until that one blocks, instead of interrupting him for
    each write: batch tasks do not preempt. There are four times less switches then, each of which costs most of all under emulation. */
@@ -44,6 +46,22 @@ void streams_turn(void)
 {
     flood -= flood > 0;
     be_patient(flood > 0);
+    bool spare = pool_spare(&output_pool) || pool_spare(&input_pool);
+    if (!spare)
+        rest_at = 0;
+    else if (rest_at == 0)
+        rest_at = now_ns() + REST_MS * (uint64_t)1000000;
+}
+
+uint64_t streams_deadline(void) { return rest_at; }
+
+void streams_expire(void)
+{
+    if (rest_at == 0 || now_ns() < rest_at)
+        return;
+    rest_at = 0;
+    pool_rest(&output_pool);
+    pool_rest(&input_pool);
 }
 
 void streams_fork(void) { be_patient(false); }

@@ -7,6 +7,9 @@
 bool streams_open(void);
 /* A turn of the loop is over. */
 void streams_turn(void);
+/* When streams_expire() has something to do (ns since boot); 0: never. */
+uint64_t streams_deadline(void);
+void streams_expire(void);
 /* A child is about to be made, which inherits how the agent is scheduled. */
 void streams_fork(void);
 /* A new record: empty rings, no descriptors. */

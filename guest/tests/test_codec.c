@@ -265,6 +265,38 @@ static void ring_gives_all_it_keeps_as_vectors(void)
     pool_close(&pool);
 }
 
+static void a_pool_keeps_the_pages_of_a_flood_until_it_rests(void)
+{
+    struct pool pool;
+    struct ring ring;
+    static uint8_t data[OUTPUT_BYTES];
+    memset(data, 7, sizeof data);
+    CHECK(pool_open(&pool, 200, 4));
+    ring_open(&ring, &pool, OUTPUT_BYTES);
+    uint8_t held = 0;
+    for (int round = 0; round < 3; round++) {
+        CHECK(ring_put(&ring, data, sizeof data));
+        CHECK(!pool_spare(&pool)); /* in use */
+        pool_rest(&pool);
+        size_t count;
+        CHECK_EQUAL(*ring_at(&ring, ring.base, &count), 7);
+        ring_free_to(&ring, UINT64_MAX);
+        CHECK(pool_spare(&pool));
+        held |= pool.memory[0];
+    }
+    CHECK_EQUAL(held, 7); /* between the parts nothing was given back */
+    uint32_t most = pool.fresh;
+    CHECK(most <= sizeof data / CHUNK + 2); /* and the same pages served all of them */
+    pool_rest(&pool);
+    CHECK(!pool_spare(&pool));
+    CHECK_EQUAL(pool.memory[0], 0);
+    CHECK(ring_put(&ring, data, 1)); /* few are kept for the next command */
+    ring_drop(&ring);
+    CHECK(!pool_spare(&pool));
+    CHECK_EQUAL(pool.available, 200);
+    pool_close(&pool);
+}
+
 static void a_starved_pool_still_gives_each_ring_one_chunk(void)
 {
     struct pool pool;
@@ -339,6 +371,7 @@ int main(void)
     RUN(writer_that_is_full_leaves_out_whole_fields);
     RUN(ring_keeps_offsets_and_bounds);
     RUN(ring_gives_all_it_keeps_as_vectors);
+    RUN(a_pool_keeps_the_pages_of_a_flood_until_it_rests);
     RUN(a_starved_pool_still_gives_each_ring_one_chunk);
     RUN(accounts_by_name_and_number);
     RUN(more_groups_than_a_process_may_have);
