@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import baked, native
 
 from hatchway.client import Hatchway
 
@@ -35,7 +36,11 @@ class Service:
     def __post_init__(self) -> None:
         without = ("HATCHWAY_URL", "HATCHWAY_API_KEY")
         kept = {name: value for name, value in os.environ.items() if name not in without}
-        self.environ = {**kept, "HATCHWAY_DATA_DIR": str(self.data_dir)}
+        self.environ = {
+            "HATCHWAY_IMAGES_DIR": str(native.images().absolute()),
+            **kept,
+            "HATCHWAY_DATA_DIR": str(self.data_dir),
+        }
 
     @property
     def url(self) -> str:
@@ -52,9 +57,13 @@ class Service:
         return Hatchway(self.url, self.key)
 
     def bake(self) -> None:
-        """Waits until the template is baked, for those who wait for no creation as long as the first one may take."""
-        with self.client() as hatchway:
-            hatchway.sandboxes.create(timeout=UP_WITHIN_S).delete()
+        """Waits until the usual shapes are baked, for those who wait for no creation as long as the first one may take."""
+        with baked.alone():
+            baked.lend(self.data_dir)
+            with self.client() as hatchway:
+                for shape in ({}, {"memory_mib": 256}):
+                    hatchway.sandboxes.create(timeout=UP_WITHIN_S, **shape).delete()
+            baked.keep(self.data_dir)
 
     def run(self, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
         """Runs `hatchway ARGUMENTS` to its end, without input unless `input` is given."""
@@ -79,19 +88,22 @@ class Service:
     def up(self) -> "subprocess.CompletedProcess[bytes]":
         """Starts the service on ports of its own, or again after it ended."""
         ports = ("--api-port", "0", "--data-port", "0")
-        return self.run("up", "--data-dir", str(self.data_dir), "--detach", *ports, timeout=UP_WITHIN_S)
+        done = self.run("up", "--no-bake", "--data-dir", str(self.data_dir), "--detach", *ports, timeout=UP_WITHIN_S)
+        if done.returncode == 0:
+            baked.lend(self.data_dir)
+        return done
 
 
 def make_service(folders: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service in a new data folder, down again at the end. Templates are built once for all, in `HATCHWAY_TEST_CACHE`."""
+    """A service in a new data folder, down again at the end. Templates are built and baked once for all, in `HATCHWAY_TEST_CACHE`."""
     service = Service(folders.mktemp("hatchway"))
-    cache = os.environ.get("HATCHWAY_TEST_CACHE", str(ROOT / "build" / "test-cache"))
-    service.environ.setdefault("HATCHWAY_IMAGES_DIR", str(Path(cache).absolute() / "images"))
     try:
         up = service.up()
         assert up.returncode == 0, up.stderr.decode()
+        service.bake()
         yield service
     finally:
+        baked.keep(service.data_dir)
         down = service.run("down", "--data-dir", str(service.data_dir))
     assert down.returncode == 0, down.stderr.decode()
 

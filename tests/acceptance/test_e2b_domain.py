@@ -55,8 +55,6 @@ def resolver() -> Iterator[str]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, dict[str, str]]]:
     """A service with the domain, and the environment of its clients."""
     service = Service(tmp_path_factory.mktemp("domain"))
-    cache = os.environ.get("HATCHWAY_TEST_CACHE", str(ROOT / "build" / "test-cache"))
-    service.environ.setdefault("HATCHWAY_IMAGES_DIR", str(Path(cache).absolute() / "images"))
     made = service.run("e2b", "certificate", "--domain", DOMAIN, "--data-dir", str(service.data_dir), "--json")
     assert made.returncode == 0, made.stderr
     files = json.loads(made.stdout)

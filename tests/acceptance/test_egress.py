@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Service
+from conftest import Service
 from tests.support.certificates import Authority
 
 from hatchway.client import Output, Sandbox
@@ -127,8 +127,6 @@ def outward(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     if os.geteuid() != 0:
         pytest.skip("without root the roles share one user: what each of them may reach is not shown")
     service = Service(tmp_path_factory.mktemp("outward"))
-    cache = os.environ.get("HATCHWAY_TEST_CACHE", str(ROOT / "build" / "test-cache"))
-    service.environ.setdefault("HATCHWAY_IMAGES_DIR", str(Path(cache).absolute() / "images"))
     settings = service.data_dir / "hatchway.toml"
     settings.write_text(
         f'[egress]\ntrusted_ca_files = ["{site.authority.ca}"]\nshards = 2\n'

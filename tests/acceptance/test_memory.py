@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Service
+from conftest import Service
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from test_egress import NAME, Site, until
@@ -106,8 +106,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture
 def service(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
     service = Tls(tmp_path_factory.mktemp("secrets"))
-    cache = os.environ.get("HATCHWAY_TEST_CACHE", str(ROOT / "build" / "test-cache"))
-    service.environ.setdefault("HATCHWAY_IMAGES_DIR", str(Path(cache).absolute() / "images"))
     service.authority = Authority(service.data_dir / "tls", "roles")
     for name in ("api", "data", "e2b"):
         for path in service.authority.issue("127.0.0.1"):

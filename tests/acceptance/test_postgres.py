@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.acceptance.conftest import ROOT, UP_WITHIN_S, WITHIN_S
-from tests.support import postgres
+from tests.support import baked, postgres
 
 SECRET = "tell-nobody-of-it"
 
@@ -52,6 +52,7 @@ def test_a_service_on_a_server_runs_commands_and_tells_nobody_the_password(tmp_p
         try:
             up = hatchway(data, "up", "--detach", "--no-bake", *ports, *settings, within=UP_WITHIN_S)
             assert up.returncode == 0, up.stderr
+            baked.lend(data)
             done = hatchway(data, "run", "--", "echo", "from a sandbox")
             assert (done.returncode, done.stdout) == (0, "from a sandbox\n"), done.stderr
             assert not (data / "control" / "hatchway.db").exists()

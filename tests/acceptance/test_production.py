@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import HATCHWAY, ROOT, UP_WITHIN_S, Service
+from conftest import HATCHWAY, UP_WITHIN_S, Service
+from tests.support import baked
 from tests.support.certificates import Authority
 
 from hatchway.client import Hatchway
@@ -62,15 +63,16 @@ class Production(Service):
     def up(self) -> "subprocess.CompletedProcess[bytes]":
         config = str(self.data_dir.parent / "hatchway.toml")
         arguments = ("up", "--data-dir", str(self.data_dir), "--config", config, "--detach")
-        return self.run(*arguments, timeout=UP_WITHIN_S)
+        done = self.run(*arguments, timeout=UP_WITHIN_S)
+        if done.returncode == 0:
+            baked.lend(self.data_dir)
+        return done
 
 
 @pytest.fixture(scope="module")
 def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
     folder = tmp_path_factory.mktemp("production")
     service = Production(folder / "data")
-    cache = os.environ.get("HATCHWAY_TEST_CACHE", str(ROOT / "build" / "test-cache"))
-    service.environ.setdefault("HATCHWAY_IMAGES_DIR", str(Path(cache).absolute() / "images"))
     (folder / "hatchway.toml").write_text(CONFIG)
     service.renew(Authority(folder / "first", "first"))
     try:

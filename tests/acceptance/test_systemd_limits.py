@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import HATCHWAY, ROOT, Service
+from tests.support import baked
 
 UNIT = (ROOT / "deploy" / "systemd" / "hatchway.service").read_text()
 pytestmark = [
@@ -27,8 +28,6 @@ def test_a_sandbox_runs_with_what_the_unit_leaves(tmp_path: Path) -> None:
     ]
     service = Service(tmp_path / "data")
     service.data_dir.mkdir()
-    images = Path(os.environ.get("HATCHWAY_TEST_CACHE", str(ROOT / "build" / "test-cache"))).absolute() / "images"
-    service.environ.setdefault("HATCHWAY_IMAGES_DIR", str(images))
     writable = [service.data_dir, Path("/run"), Path(service.environ["HATCHWAY_IMAGES_DIR"])]
     own = " && ".join(f"mount --bind {path} {path}" for path in writable if path.exists())
     limits = ["setpriv", f"--bounding-set=-all,{','.join(capabilities)}", "--no-new-privs", "--"]
@@ -44,6 +43,7 @@ def test_a_sandbox_runs_with_what_the_unit_leaves(tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        baked.lend(service.data_dir)
         # Such are the limits of the supervisor, of which the launcher and every jail have no more.
         status = Path(f"/proc/{process.pid}/status").read_text()
         assert "NoNewPrivs:\t1" in status

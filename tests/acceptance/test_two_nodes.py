@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Service
+from conftest import Service
 from test_suspend import COUNTER
 from tests.support.control_service import in_process
 
@@ -32,10 +32,8 @@ def store() -> Iterator[Path]:
 def hosts(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[tuple[Service, Service]]:
     """Two installations on this machine, each with folders, a launcher and a node of its own."""
     made = [Service(tmp_path_factory.mktemp(name)) for name in ("one", "two")]
-    cache = os.environ.get("HATCHWAY_TEST_CACHE", str(ROOT / "build" / "test-cache"))
     try:
         for one in made:
-            one.environ.setdefault("HATCHWAY_IMAGES_DIR", str(Path(cache).absolute() / "images"))
             (one.data_dir / "hatchway.toml").write_text(f'bake = false\n[archives]\nstore = "file://{store}"\n')
             up = one.up()
             assert up.returncode == 0, up.stderr.decode()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import HATCHWAY, Service
+from tests.support import baked
 
 from hatchway.client import Hatchway, OperationFailed
 
@@ -34,6 +35,7 @@ def test_a_sandbox_without_a_network_card(service: Service, tmp_path: Path) -> N
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        baked.lend(data)
         url, key = json.loads(endpoint.read_text())["api"], (data / "dev.key").read_text().strip()
         with Hatchway(url, key) as hatchway, hatchway.sandboxes.create() as sandbox:
             assert sandbox.run("ls /sys/class/net").stdout == "lo\n"
@@ -48,6 +50,7 @@ def test_a_sandbox_without_a_network_card(service: Service, tmp_path: Path) -> N
                 hatchway.sandboxes.create(policy=policy)
         assert "/dev/net/tun" in (data / "log" / "launcher.log").read_text()
     finally:
+        baked.keep(data)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 0
