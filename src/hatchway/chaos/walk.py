@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from hatchway.chaos.acts import Acts, Ground
@@ -30,8 +31,12 @@ WEIGHTS = {
 """How often each kind of step is taken, against the others."""
 
 
+SELDOM = 0.3
+"""How often a plain verb that is to be seldom is chosen, against one of the others."""
+
+
 class Walk(Acts):
-    """One history of random acts; `weights` and `most` (sandboxes, and snapshots) say of which kind."""
+    """One history of random acts; `weights`, `seldom` (verbs) and `most` (sandboxes, and snapshots) say of which kind."""
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class Walk(Acts):
         tolerant: bool = False,
         new: dict[str, Any] | None = None,
         weights: dict[str, int] | None = None,
+        seldom: Collection[Verb] = (),
         most: int = 6,
     ) -> None:
         super().__init__(api, ground, seed, tolerant=tolerant, new=new)
@@ -50,6 +56,7 @@ class Walk(Acts):
         """The longest step."""
         self._seed = seed
         self._weights = {**WEIGHTS, **(weights or {})}
+        self._seldom = frozenset(seldom)
         self._most = most
 
     async def run(self, steps: int) -> None:
@@ -98,8 +105,11 @@ class Walk(Acts):
         fitting = [verb for verb in PLAIN if box.state in VERBS[verb].sources]
         if not fitting or self.chance.random() < 0.2:
             fitting = list(PLAIN)
-        await self.do(box, self.chance.choice(fitting))
+        await self.do(box, self._plain_verb(fitting))
         await self.same(box)
+
+    def _plain_verb(self, of: Sequence[Verb]) -> Verb:
+        return self.chance.choices(of, [SELDOM if verb in self._seldom else 1.0 for verb in of])[0]
 
     async def _delete(self) -> None:
         box = self._box()
@@ -169,7 +179,7 @@ class Walk(Acts):
         """Several verbs at once on one sandbox: those that are accepted happen one after the other, in the order of acceptance."""
         box = self._box()
         assert box is not None
-        verbs = [self.chance.choice(PLAIN) for _ in range(self.chance.randrange(2, 5))]
+        verbs = [self._plain_verb(PLAIN) for _ in range(self.chance.randrange(2, 5))]
         if self.chance.random() < 0.3:
             verbs.append(self.chance.choice((Verb.FORK, Verb.SNAPSHOT)))
         if self.chance.random() < 0.2:

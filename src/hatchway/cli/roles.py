@@ -204,7 +204,7 @@ def bench(
             help="Default: all.",
         ),
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", min=3, max=1000, help="Counted runs of each.")] = 20,
+    runs: Annotated[int, typer.Option("--runs", min=1, max=1000, help="Counted runs of each.")] = 20,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
