@@ -72,6 +72,27 @@ def test_whose_a_connection_is(head: bytes, expected: bool) -> None:
     assert for_ports(head, NAMES) is expected
 
 
+KEYS = (
+    b"hw_" + b"a1" * 20,
+    b"e2b_" + b"0f" * 24,
+    b"E".lower() + b"2b_" + b"AB" * 20,
+    b"Bearer hw_" + b"z" * 40,
+    b" bearer  e2b_" + b"0" * 40 + b" ",
+    b'"e2b_' + b"0" * 48 + b'"',
+    b"mine, e2b_" + b"0" * 48,
+)
+NO_KEYS = (
+    b"Bearer eyJhbGciOiJIUzI1NiJ9.e30.x",
+    b"Basic dXNlcjpwYXNz",
+    b"sk-123",
+    b"e2b_added",
+    b"hw_",
+    b"a e2b_x",
+    b"",
+)
+"""Of users' own."""
+
+
 def fields_of(*raw: tuple[bytes, bytes], version: bytes = b"1.1") -> list[tuple[bytes, bytes]]:
     return request_fields(raw, http_version=version, peer="10.0.0.9", host=b"h", secure=True)
 
@@ -129,6 +150,15 @@ def test_neither_token_nor_what_the_client_claims_to_be_reaches_the_guest(raw: l
     for name, value in fields_of(*secretive):
         assert b"SECRET" not in value
         assert name != b"X-Forwarded-For" or value == b"10.0.0.9"
+
+
+@pytest.mark.parametrize("name", [b"X-API-KEY", b"Authorization", b"x_api_key", b"Anything"])
+def test_an_api_key_does_not_reach_a_guest(name: bytes) -> None:
+    for value in KEYS:
+        assert name not in dict(fields_of((name, value))), value
+        assert trailer_fields([(name, value)]) == []
+    for value in NO_KEYS:
+        assert (name, value) in fields_of((name, value))
 
 
 def test_trailers_change_nothing_of_the_message() -> None:

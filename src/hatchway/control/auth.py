@@ -8,6 +8,7 @@ import time
 from starlette.requests import Request
 
 from hatchway.domain.errors import Forbidden, HatchwayError, Unauthenticated
+from hatchway.domain.key_forms import PREFIXES
 from hatchway.storage import keys
 from hatchway.storage.database import Database
 from hatchway.storage.rows import KeyRow
@@ -44,7 +45,7 @@ class Authenticator:
             raise Unauthenticated("key_missing", "The request has no key.", "Send `Authorization: Bearer hw_…`.")
         kind, _, secret = header.partition(" ")
         secret = secret.strip()
-        if kind.lower() != "bearer" or not secret.startswith(keys.PREFIXES) or len(secret) > MAX_SECRET_LENGTH:
+        if kind.lower() != "bearer" or not secret.startswith(PREFIXES) or len(secret) > MAX_SECRET_LENGTH:
             raise Unauthenticated(
                 "key_unknown",
                 "The Authorization header holds no key of Hatchway.",

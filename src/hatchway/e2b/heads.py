@@ -1,7 +1,7 @@
 """The heads of requests and answers on their way through the relay: written anew, by what belongs to each connection.
 
-What says how a message goes over one connection stays there; what only we read, the guest does not see; what tells the guest about the
-client comes from us alone.
+What says how a message goes over one connection stays there; what only we read, the guest does not see, nor any API key, wherever it stands;
+what tells the guest about the client comes from us alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import h11
 
+from hatchway.domain.key_forms import is_key
 from hatchway.e2b.errors import E2bError
 
 Fields = Sequence[tuple[bytes, bytes]]
@@ -78,7 +79,10 @@ class Forwarding:
         kept += [
             (name, value)
             for name, value in lower
-            if name != b"host" and name not in nominated and name.replace(b"_", b"-") not in _NOT_TAKEN
+            if name != b"host"
+            and name not in nominated
+            and name.replace(b"_", b"-") not in _NOT_TAKEN
+            and not is_key(value)  # SDKs send theirs with whatever goes to the same URL
         ]
         chunked = any(name == b"transfer-encoding" for name, _ in lower)
         if upgrade and (chunked or any(name == b"content-length" and value.strip(b"0 ") for name, value in lower)):

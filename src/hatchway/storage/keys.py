@@ -10,6 +10,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, insert, select, update
 
 from hatchway.domain.errors import NotFound
 from hatchway.domain.ids import ALPHABET, new_id
+from hatchway.domain.key_forms import E2B_OCTETS, E2B_PREFIX, LENGTH, NATIVE_PREFIX
 from hatchway.storage import outbox
 from hatchway.storage.rows import KeyRow
 from hatchway.storage.tables import api_keys, projects
@@ -21,12 +22,6 @@ follows; `admin`: keys and settings of its project; `installation`: projects, th
 ADMITTED = {"exec": ("exec", "write"), "admin": ("admin", "installation")}
 """Which scopes do where one is asked for; of those that are not here, itself alone."""
 
-SECRET_PREFIX = "hw_"
-E2B_PREFIX = "e2b_"
-PREFIXES = (SECRET_PREFIX, E2B_PREFIX)
-"""What secrets begin with. One of E2B's form has hexadecimal digits behind it: older SDKs of E2B send no other."""
-SECRET_RANDOM_LENGTH = 40
-E2B_OCTETS = 24
 SHOWN_LENGTH = 9
 
 _COLUMNS = [column for column in api_keys.c if column.name != "secret_hash"]
@@ -58,7 +53,7 @@ def create(
     if e2b:
         secret = E2B_PREFIX + secrets.token_hex(E2B_OCTETS)
     else:
-        secret = SECRET_PREFIX + "".join(secrets.choice(ALPHABET) for _ in range(SECRET_RANDOM_LENGTH))
+        secret = NATIVE_PREFIX + "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
     row = KeyRow(
         id=new_id(),
         project=project,

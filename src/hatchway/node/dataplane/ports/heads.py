@@ -1,12 +1,13 @@
 """What of a request's head goes to the guest, and what of an answer's head to the client. Pure functions.
 
-Both heads are written anew: hop-by-hop fields end here, there is one way to tell the length of a body, the client's token stays
-with us, and what the guest is told about the client comes from us alone.
+Both heads are written anew: hop-by-hop fields end here, there is one way to tell the length of a body, the client's token and
+API keys stay with us, and what the guest is told about the client comes from us alone.
 """
 
 from collections.abc import Sequence
 
 from hatchway.domain.errors import InvalidRequest
+from hatchway.domain.key_forms import is_key
 from hatchway.node.dataplane.ports.access import COOKIE, HEADER, SECURE_COOKIE
 
 Fields = Sequence[tuple[bytes, bytes]]
@@ -66,7 +67,7 @@ def request_fields(
     kept = []
     for name, value in raw:
         key = name.lower()
-        if key in _HOP_BY_HOP or key in nominated or key.replace(b"_", b"-") in _OURS:
+        if key in _HOP_BY_HOP or key in nominated or key.replace(b"_", b"-") in _OURS or is_key(value):
             continue
         if key == b"cookie":
             value = _without_our_cookies(value)
@@ -114,7 +115,7 @@ def answer_fields(raw: Fields, *, http_version: bytes, upgraded: bool = False) -
 def trailer_fields(raw: Fields) -> list[tuple[bytes, bytes]]:
     """What may come behind a body."""
     unfit = _HOP_BY_HOP | _OURS | _END_TO_END | {b"authorization", b"trailer"}
-    return [(name, value) for name, value in raw if name.lower().replace(b"_", b"-") not in unfit]
+    return [(name, value) for name, value in raw if name.lower().replace(b"_", b"-") not in unfit and not is_key(value)]
 
 
 def _listed(lower: Fields, wanted: bytes) -> set[bytes]:
