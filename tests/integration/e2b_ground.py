@@ -18,6 +18,7 @@ from starlette.routing import Route, Router
 
 from hatchway.e2b.app import make_app
 from hatchway.e2b.config import E2bConfig
+from hatchway.e2b.connections import Room, heads_in
 from hatchway.e2b.identity import Identity
 from hatchway.e2b.reaching import Reaching
 from hatchway.e2b.wrapper import Wrapper
@@ -139,8 +140,14 @@ async def body_of(client: Client, fields: dict[str, str]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def opening(
-    plane: Plane, folder: Path, *, domain: str | None = None, tls: ssl.SSLContext | None = None, client_tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Ground]:  # fmt: skip
+    plane: Plane,
+    folder: Path,
+    *,
+    domain: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    client_tls: ssl.SSLContext | None = None,
+    room: Room | None = None,
+) -> AsyncIterator[Ground]:
     """A wrapper that serves, and what it asks."""
     control = Control(plane)
     path = folder / "control.sock"
@@ -151,7 +158,7 @@ async def opening(
     config = E2bConfig(folder=folder, control=path, secret=SECRET, domain=domain)
     wrapper = Wrapper(config=config, identity=identity, reaching=Reaching(path))
     app = make_app(wrapper)
-    servers = [Server(control.app), Server(app, tls=tls, upgrades=app.upgrades)]
+    servers = [Server(control.app), Server(app, tls=tls, protocol=heads_in(room or Room()), upgrades=app.upgrades)]
     tasks = [asyncio.create_task(one.serve([sock])) for one, sock in zip(servers, (behind, before), strict=True)]
     try:
         async with asyncio.timeout(WITHIN):

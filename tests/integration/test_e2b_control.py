@@ -15,7 +15,9 @@ from tests.support.control_service import WITHIN
 from tests.support.e2b_world import World, world
 
 from hatchway.domain.errors import Conflict, Internal
+from hatchway.e2b.control import routes
 from hatchway.e2b.control.routes import ROUTES
+from hatchway.wire.node import Event, Progress
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -172,6 +174,51 @@ async def test_what_could_not_be_made_leaves_nothing(e2b: World) -> None:
     async with asyncio.timeout(WITHIN):
         while (await e2b.service.http.get("/v1/sandboxes", params={"annotated": "e2b"})).json()["sandboxes"]:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_creation_that_waits_for_its_template_says_so(
+    e2b: World, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """And leaves nothing, but for who can ask for the same sandbox again."""
+    go_on = asyncio.Event()
+
+    async def bake(spec: Any) -> None:
+        e2b.node.tell(Event(progress=Progress(sandbox_id=spec.sandbox_id, phase="boot")))
+        await go_on.wait()
+
+    e2b.node.hooks["sandbox.create"] = bake
+    headers = {"idempotency-key": "while-it-is-baked"} if again else {}
+    with monkeypatch.context() as patched:
+        patched.setattr(routes, "WITHIN_S", 1.5)
+        late = await e2b.http.post("/v2/sandboxes", json={"templateID": "base"}, headers=headers)
+    assert "is still being prepared for its first sandbox (boot)" in failed(late, 503)
+    assert "create the sandbox again" in late.json()["message"]
+    assert (late.headers["should-retry"], late.headers["retry-after"]) == ("true", "1")
+    go_on.set()
+    if again:
+        made = await e2b.http.post("/v2/sandboxes", json={"templateID": "base"}, headers=headers)
+        assert made.status_code == 201, made.text
+        assert [one["sandboxID"] for one in (await e2b.http.get("/v2/sandboxes")).json()] == [made.json()["sandboxID"]]
+    else:
+        async with asyncio.timeout(WITHIN):
+            while (await e2b.service.http.get("/v1/sandboxes", params={"annotated": "e2b"})).json()["sandboxes"]:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_creation_that_is_late_for_no_reason_known(e2b: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = asyncio.Event()
+
+    async def hang(_: Any) -> None:
+        await go_on.wait()
+
+    e2b.node.hooks["sandbox.create"] = hang
+    with monkeypatch.context() as patched:
+        patched.setattr(routes, "WITHIN_S", 1.0)
+        late = await e2b.http.post("/v2/sandboxes", json={"templateID": "base"})
+    assert "did not run within" in failed(late, 504)
+    assert late.headers["should-retry"] == "false"
+    go_on.set()
 
 
 # -- keys

@@ -17,6 +17,8 @@ from tests.support.certificates import Authority
 from websockets.asyncio.client import connect as websocket
 from websockets.asyncio.server import serve as serve_websockets
 
+from hatchway.e2b.connections import Room
+
 __all__ = ["agent", "module_opened", "own_opened", "own_plane"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,6 +58,19 @@ async def test_a_request_reaches_the_port_and_is_told_what_it_has_to_know(ground
     for name in ("e2b-sandbox-id", "e2b-sandbox-port", "e2b-traffic-access-token", "x-hop", "x_forwarded_host"):
         assert name not in names
     assert names.count("x-forwarded-for") == 1
+
+
+async def test_no_api_key_reaches_the_guest(ground: Ground):
+    """SDKs send theirs with whatever goes to the same URL; and what else has the form of one. A user's own values pass."""
+    keys = ("X-API-KEY: e2b_" + "0f" * 24, "Authorization: Bearer hw_" + "a1" * 20, "X-Other: e2b_" + "0" * 40)
+    async with serving(echo_heads) as port:
+        status, _, seen = await ground.ask(ground.head(port, *keys, "Authorization: Basic dTpw", "X_Api_Key: mine"))
+    assert status == 200
+    head = seen.decode().lower()
+    assert "e2b_" not in head
+    assert "hw_" not in head
+    assert "authorization: basic dtpw" in head
+    assert "x_api_key: mine" in head
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -265,6 +280,25 @@ async def test_a_websocket_is_cut_when_the_sandbox_dies(mortal: Ground):
             async with asyncio.timeout(WITHIN):
                 await client.wait_closed()
             assert client.close_code == 1006
+
+
+async def test_a_websocket_keeps_its_place_among_the_connections(plane: Plane, tmp_path: Path):
+    """Though nothing is asked over it any more: who comes is refused, and finds room once it has ended."""
+
+    async def hold(connection: Any) -> None:
+        await connection.wait_closed()
+
+    room = Room(most=1)
+    async with opening(plane, tmp_path, room=room) as ground, serve_websockets(hold, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        async with websocket(f"ws://{port}-{ground.id}.localhost:{ground.port}/", host="127.0.0.1") as client:
+            status, told = await ground.refusal(head)
+            assert (status, told["code"]) == (503, 503)
+            await client.ping()
+        async with asyncio.timeout(WITHIN):
+            while (await ground.ask(head))[0] != 204:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_handshake_that_is_refused_by_the_port_says_so(ground: Ground):

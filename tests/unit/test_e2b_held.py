@@ -13,8 +13,12 @@ from tests.unit.test_e2b_envd import asked
 
 from hatchway.client import FileChange
 from hatchway.client import errors as ours
+from hatchway.client.aio import AsyncSandbox
+from hatchway.client.atransport import AsyncDriver
+from hatchway.client.config import Config
+from hatchway.client.models import SandboxInfo
 from hatchway.e2b.control import calls
-from hatchway.e2b.envd import filesystem, messages, requests
+from hatchway.e2b.envd import app, filesystem, messages, requests, watching
 from hatchway.e2b.envd.app import Envd
 from hatchway.e2b.envd.connect import ConnectError
 from hatchway.e2b.envd.requests import MAX_OF_SANDBOX
@@ -24,16 +28,16 @@ from hatchway.e2b.held import FREE, Full, Held
 from hatchway.e2b.identity import Identity
 
 MIB = 1024 * 1024
-ONE, OTHER = "a" * 20, "b" * 20
+ONE, OTHER, THIRD = "a" * 20, "b" * 20, "c" * 20
 
 
 def test_one_owner_and_all_together_have_a_bound() -> None:
-    held = Held(3 * FREE, 4 * FREE)
-    small = [held.share(ONE) for _ in range(100)]
+    held = Held(3 * FREE, 4 * FREE, 4 * FREE)
+    small = [held.share(ONE, "p") for _ in range(100)]
     for share in small:
         share.hold(FREE)
     assert held.octets == 0, "what is small is not counted"
-    with held.share(ONE) as first, held.share(OTHER) as second:
+    with held.share(ONE, "p") as first, held.share(OTHER, "q") as second:
         first.hold(4 * FREE)
         with pytest.raises(Full):
             small[0].hold(FREE + 1)
@@ -45,11 +49,28 @@ def test_one_owner_and_all_together_have_a_bound() -> None:
     assert held.octets == 0
 
 
+def test_one_project_does_not_take_the_room_of_others() -> None:
+    held = Held(3 * FREE, 4 * FREE, 8 * FREE)
+    with held.share(ONE, "p") as first, held.share(OTHER, "p") as second, held.share(THIRD, "q") as third:
+        first.hold(4 * FREE)
+        with pytest.raises(Full) as caught:
+            second.hold(3 * FREE)
+        assert caught.value.bound == "project"
+        third.hold(4 * FREE)
+        second.hold(2 * FREE)
+    assert held.octets == 0
+    assert not held._by, "nothing is kept of who has gone"
+    assert requests.MAX_OF_SANDBOX < requests.MAX_OF_PROJECT <= requests.MAX_HELD // 2
+    assert watching.MAX_KEPT_OF_PROJECT <= watching.MAX_KEPT_IN_ALL // 2
+    assert watching.MAX_OF_PROJECT <= watching.MAX_WATCHERS // 2
+
+
 class Sender:
     """A request whose body comes as the test says."""
 
-    def __init__(self, envd: Envd, sandbox_id: str, path: str, kind: str) -> None:
+    def __init__(self, envd: Envd, sandbox_id: str, path: str, kind: str, project: str = "p") -> None:
         self._envd = envd
+        self._project = project
         self._sandbox_id = sandbox_id
         token = Identity(b"s" * 32).envd_token(sandbox_id)
         headers = {"content-type": kind, "x-access-token": token}
@@ -77,7 +98,7 @@ class Sender:
         self.pieces.put_nowait({"type": "http.disconnect"})
 
     async def serve(self) -> None:
-        await self._envd.serve(self._sandbox_id, self._scope, self._receive, self._send)  # type: ignore[arg-type]  # ASGI's
+        await self._envd.serve(self._sandbox_id, self._project, self._scope, self._receive, self._send)  # type: ignore[arg-type]  # ASGI's
 
 
 @pytest.mark.parametrize(
@@ -104,6 +125,7 @@ async def test_messages_that_do_not_come_to_an_end_find_no_room(path: str, kind:
         await serving[2]
         assert senders[2].status == (200 if head else 429)
         assert b"resource_exhausted" in senders[2].body
+        assert b"to this sandbox" in senders[2].body
         other = Sender(envd, OTHER, path, kind)
         task = group.create_task(other.serve())
         other.send(head + bytes(10 * MIB))
@@ -158,9 +180,77 @@ class Flooding:
             self.ended.set()
 
 
+async def test_messages_of_one_project_leave_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MAX_OF_PROJECT", 2 * MIB)
+    envd = Envd(asked({}).sandboxes, Identity(b"s" * 32))
+    whose = ((ONE, "p"), (OTHER, "p"), (THIRD, "q"))
+    first, second, third = (
+        Sender(envd, one, "/process.Process/SendInput", "application/json", project) for one, project in whose
+    )
+    async with asyncio.TaskGroup() as group, asyncio.timeout(60):
+        serving = [group.create_task(one.serve()) for one in (first, second, third)]
+        first.send(bytes(2 * MIB))
+        await first.taken.wait()
+        second.send(bytes(MIB))
+        await serving[1]
+        assert second.status == 429
+        assert b"of this project" in second.body
+        third.send(bytes(2 * MIB))
+        await third.taken.wait()
+        assert third.status == 0, "another project has room"
+        for one in (first, third):
+            one.leave()
+
+
+def sandbox(sandbox_id: str, project: str = "p") -> AsyncSandbox:
+    """The handle of a sandbox, as far as watchers look at it."""
+    shown = {"id": sandbox_id, "state": "running", "project": project}
+    return AsyncSandbox(AsyncDriver(Config("http://control.example", None), 1.0), msgspec.convert(shown, SandboxInfo))
+
+
+class Quiet:
+    """Files of a guest in which nothing happens: watches begin when the test says so."""
+
+    def __init__(self) -> None:
+        self.begin = asyncio.Event()
+
+    async def watch(self, path: str, **_: Any) -> AsyncIterator[FileChange]:
+        await self.begin.wait()
+        yield msgspec.convert({"event": "ready", "path": path, "watch": "w"}, FileChange)
+        await asyncio.Event().wait()
+
+
+async def test_a_project_has_no_more_watchers_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that are asked for at once, before the first has begun."""
+    monkeypatch.setattr(watching, "MAX_OF_PROJECT", 2)
+    monkeypatch.setattr(watching, "MAX_WATCHERS", 3)
+    watchers, files = Watchers(), Quiet()
+
+    async def create(sandbox_id: str, project: str) -> str:
+        return await watchers.create(sandbox(sandbox_id, project), files, "/d", Wish())  # type: ignore[arg-type]  # they are played
+
+    async with asyncio.timeout(60):
+        begun = [asyncio.create_task(create(one, "p")) for one in (ONE, OTHER)]
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectError, match="this project has 2 watchers") as caught:
+            await create(ONE, "p")
+        assert caught.value.code == "resource_exhausted"
+        begun.append(asyncio.create_task(create(THIRD, "q")))
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectError, match="there are 3 watchers"):
+            await create(THIRD, "q")
+        files.begin.set()
+        ids = await asyncio.gather(*begun)
+        await watchers.remove(ONE, ids[0])
+        begun = [asyncio.create_task(create(ONE, "p"))]
+        assert await begun[0]
+        for sandbox_id, watcher_id in [*watchers._open]:
+            await watchers.remove(sandbox_id, watcher_id)
+
+
 async def test_a_watcher_keeps_no_more_than_its_share_for_who_does_not_ask() -> None:
     watchers, files = Watchers(), Flooding()
-    watcher = await watchers.create(ONE, files, "/d", Wish())  # type: ignore[arg-type]  # they are played
+    watcher = await watchers.create(sandbox(ONE), files, "/d", Wish())  # type: ignore[arg-type]  # they are played
     async with asyncio.timeout(60):
         await files.ended.wait()
     assert files.told < (MAX_KEPT + FREE) // 4000 + 2
@@ -181,7 +271,7 @@ async def test_what_a_watcher_kept_of_a_sandbox_that_is_gone_is_forgotten() -> N
             raise ours.ConnectionFailed("gone", "Look.")
 
     watchers = Watchers()
-    watcher = await watchers.create(ONE, Dying(), "/d", Wish())  # type: ignore[arg-type]  # they are played
+    watcher = await watchers.create(sandbox(ONE), Dying(), "/d", Wish())  # type: ignore[arg-type]  # they are played
     one = watchers._open[ONE, watcher]
     async with asyncio.timeout(60):
         await one.until(lambda: False)
@@ -215,7 +305,7 @@ async def test_a_list_has_a_bound_in_octets(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_bodies_to_the_api_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(MIB, MIB)
+    held = Held(MIB, MIB, MIB)
     monkeypatch.setattr(calls, "_held", held)
     going_on = asyncio.Event()
 

@@ -67,8 +67,9 @@ class App:
         if target.envd:
             handle = await self._resuming.running(target.sandbox_id, lambda info: self._may_command(info, headers))
             self._wrapper.links.note(target.sandbox_id, self._wrapper.identity)
-            with self._places.taken(target.sandbox_id, handle.info.project):
-                await self._agents().serve(target.sandbox_id, scope, receive, send)
+            project = handle.info.project or ""
+            with self._places.taken(target.sandbox_id, project):
+                await self._agents().serve(target.sandbox_id, project, scope, receive, send)
         else:
             await self._ports.serve(target, scope, receive, send)
 

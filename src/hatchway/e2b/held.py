@@ -1,4 +1,4 @@
-"""How much of what clients send, and of what waits for them, is in memory: for one owner, and in all.
+"""How much of what clients send, and of what waits for them, is in memory: for one owner, for one project, and in all.
 
 A body that is small is not counted: the HTTP server holds as much of each connection before anybody is asked.
 """
@@ -11,48 +11,53 @@ FREE = 64 * 1024
 
 
 class Full(Exception):
-    """There is no room for more."""
+    """There is no room for more. `bound` says which one was reached: `one`, `project`, `all`."""
+
+    def __init__(self, bound: str) -> None:
+        super().__init__(bound)
+        self.bound = bound
 
 
 class Held:
-    """The octets that are held, by owner: a sandbox, a key."""
+    """The octets that are held, by owner (a sandbox, a watcher) and by project."""
 
-    def __init__(self, of_one: int, in_all: int) -> None:
-        self._of_one = of_one
-        self._in_all = in_all
-        self._by_owner: Counter[str] = Counter()
-        self._sum = 0
+    def __init__(self, of_one: int, of_project: int, in_all: int) -> None:
+        self._most = {"one": of_one, "project": of_project, "all": in_all}
+        self._by: Counter[tuple[str, str]] = Counter()
 
-    def share(self, owner: str) -> "Share":
+    def share(self, owner: str, project: str) -> "Share":
         """A share of an owner, of nothing so far. To be closed."""
-        return Share(self, owner)
+        return Share(self, owner, project)
 
     @property
     def octets(self) -> int:
         """All that are counted."""
-        return self._sum
+        return self._by["all", ""]
 
-    def _change(self, owner: str, more: int) -> None:
-        if more > 0 and (self._by_owner[owner] + more > self._of_one or self._sum + more > self._in_all):
-            raise Full
-        self._sum += more
-        self._by_owner[owner] += more
-        if not self._by_owner[owner]:
-            del self._by_owner[owner]
+    def _change(self, owner: str, project: str, more: int) -> None:
+        wanted = (("one", owner), ("project", project), ("all", ""))
+        for whose in wanted if more > 0 else ():
+            if self._by[whose] + more > self._most[whose[0]]:
+                raise Full(whose[0])
+        for whose in wanted:
+            self._by[whose] += more
+            if not self._by[whose]:
+                del self._by[whose]
 
 
 class Share:
     """What one request, or one watcher, holds; as a context manager nothing any more at its end."""
 
-    def __init__(self, held: Held, owner: str) -> None:
+    def __init__(self, held: Held, owner: str, project: str) -> None:
         self._held = held
         self._owner = owner
+        self._project = project
         self._counted = 0
 
     def hold(self, octets: int) -> None:
         """It is so many now. Raises `Full`, and holds what it held."""
         counted = max(0, octets - FREE)
-        self._held._change(self._owner, counted - self._counted)
+        self._held._change(self._owner, self._project, counted - self._counted)
         self._counted = counted
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hatchway.e2b import identity
 from hatchway.e2b.app import make_app
 from hatchway.e2b.config import E2bConfig
+from hatchway.e2b.connections import MOST, Room, heads_in
 from hatchway.e2b.errors import E2bError
 from hatchway.e2b.reaching import Reaching
 from hatchway.e2b.wrapper import Wrapper
@@ -54,7 +55,8 @@ async def serve(
 ) -> None:
     """Like `run`, in a loop that is there; it ends by `ending` too."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, MAX_FILES), hard))
+    files = min(hard, MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     logging.getLogger("uvicorn.error").addFilter(is_news)
     logging.getLogger("httpx").setLevel(
         logging.WARNING
@@ -68,7 +70,8 @@ async def serve(
         config=config, identity=identity.Identity(secret), reaching=Reaching(config.control, config.data_ca)
     )
     app = make_app(wrapper)
-    server = Server(app, ready=ready, tls=tls, upgrades=app.upgrades)
+    heads = heads_in(Room(min(MOST, files // 4)))
+    server = Server(app, ready=ready, tls=tls, protocol=heads, upgrades=app.upgrades)
     serving = loop.create_task(server.serve([listener]))
     turning = loop.create_task(turn(alive))
     waiting = loop.create_task(ending.wait())

@@ -2,7 +2,7 @@
 
 import asyncio
 import http
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -173,10 +173,14 @@ class BoundedHead(HttpToolsProtocol):
             )
         )
 
+    def error_octets(self, error: HatchwayError) -> bytes:
+        """The whole answer for an error of HTTP itself, behind which the connection is closed."""
+        return answer_octets(error)
+
     def _answer(self, error: HatchwayError) -> None:
         if self.transport.is_closing():
             return
-        self.transport.write(answer_octets(error))
+        self.transport.write(self.error_octets(error))
         self.transport.close()
 
 
@@ -189,8 +193,12 @@ def head_too_slow() -> HatchwayError:
 
 def answer_octets(error: HatchwayError) -> bytes:
     """The whole answer for an error, where no HTTP library is at hand to write it; the connection must be closed behind it."""
-    body = msgspec.json.encode(problems.document(error))
-    headers = {**problems.headers(error), "connection": "close", "content-type": problems.MEDIA_TYPE}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    phrase = http.HTTPStatus(error.status).phrase
-    return f"HTTP/1.1 {error.status} {phrase}\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
+    headers = {**problems.headers(error), "content-type": problems.MEDIA_TYPE}
+    return closing_octets(error.status, headers, msgspec.json.encode(problems.document(error)))
+
+
+def closing_octets(status: int, headers: Mapping[str, str], body: bytes) -> bytes:
+    """An answer behind which the connection is closed."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in {**headers, "connection": "close"}.items())
+    phrase = http.HTTPStatus(status).phrase
+    return f"HTTP/1.1 {status} {phrase}\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body

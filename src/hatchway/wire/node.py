@@ -201,11 +201,16 @@ class SandboxList(Struct, frozen=True, kw_only=True):
     sequence: int
 
 
+BAKING = ("waiting", "boot", "first_job", "save")
+"""The phases of a bake, in their order."""
+
+
 class Progress(Struct, frozen=True, kw_only=True):
     """How far a long verb is; an event."""
 
     sandbox_id: str
     phase: str
+    """While a creation waits for the bake of its template, one of `BAKING`."""
     fraction: float | None = None
 
 

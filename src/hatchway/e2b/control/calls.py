@@ -26,7 +26,7 @@ MAX_HELD = 64 * 1024 * 1024
 WITHIN_S = 55.0
 """How long a request may take in all: SDKs wait 60 s for an answer."""
 
-_held = Held(MAX_HELD, MAX_HELD)
+_held = Held(MAX_HELD, MAX_HELD, MAX_HELD)
 _background: set[asyncio.Task[Any]] = set()
 
 
@@ -91,7 +91,7 @@ async def _read(request: Request) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        with _held.share("") as share:
+        with _held.share("", "") as share:
             async with asyncio.timeout(BODY_WITHIN_S):
                 async for part in request.stream():
                     size += len(part)

@@ -1,5 +1,6 @@
 """POST /sandboxes and /v2/sandboxes."""
 
+import contextlib
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,10 @@ from hatchway.client import errors as ours
 from hatchway.domain.lifetimes import OnTimeout
 from hatchway.e2b import network
 from hatchway.e2b.control import templates, views
-from hatchway.e2b.control.calls import Call, answer, later
+from hatchway.e2b.control.calls import WITHIN_S, Call, answer, later
 from hatchway.e2b.errors import E2bError, of_client
 from hatchway.e2b.settings import Settings
+from hatchway.wire.node import BAKING
 
 if TYPE_CHECKING:
     from hatchway.client.models import SandboxInfo
@@ -95,7 +97,8 @@ async def _create(call: Call, body: NewSandbox, *, default_s: float, secure: boo
 
 
 async def _make(call: Call, body: dict[str, Any]) -> "SandboxInfo":
-    """Has it made, and waits until it runs. One that does not come to that is deleted: nobody could know of it."""
+    """Has it made, and waits until it runs. One that does not come to that is deleted: nobody could know of it, but who repeats the request
+    with its `Idempotency-Key`, and finds it by that."""
     from hatchway.client import calls
 
     key = call.request.headers.get("idempotency-key")
@@ -103,10 +106,14 @@ async def _make(call: Call, body: dict[str, Any]) -> "SandboxInfo":
         raise E2bError(400, "Invalid Idempotency-Key: 1 to 255 printable characters of ASCII.")
     try:
         info, _ = await call.run(calls.create_sandbox(body, wait=True, timeout_s=call.left_s, idempotency_key=key))
-    except (ours.OperationFailed, ours.WaitTimeout) as error:
-        if error.sandbox_id is not None:
-            later(call.driver.run(calls.delete_sandbox(error.sandbox_id, wait=False, timeout_s=0)))
+    except ours.OperationFailed as error:
+        _forget(call, error.sandbox_id)
         raise of_client(error) from None
+    except ours.WaitTimeout as error:
+        late = await _late(call, error, again=key is not None)
+        if key is None:
+            _forget(call, error.sandbox_id)
+        raise late from None
     except (ours.NotFound, ours.Unprocessable) as error:
         if error.code in ("unknown_snapshot", "unknown_template") or error.extra.get("field") in (
             "template",
@@ -119,6 +126,33 @@ async def _make(call: Call, body: dict[str, Any]) -> "SandboxInfo":
         failure.retry = not error.sent or key is not None  # else it may be made already
         raise failure from None
     return info
+
+
+async def _late(call: Call, error: ours.WaitTimeout, *, again: bool) -> E2bError:
+    """What is said of a sandbox that was not made in time; `again`: who asks once more gets that very one.
+
+    503 where its template is still being baked: that goes on by itself, so that a repeated request is on the right way in any case.
+    """
+    from hatchway.client import calls
+
+    phase = None
+    with contextlib.suppress(ours.HatchwayError):
+        phase = (await call.run(calls.get_operation(error.operation_id))).phase
+    if phase in BAKING:
+        return E2bError(
+            503,
+            f"The template is still being prepared for its first sandbox ({phase}), and that took longer than a request may. It goes on: "
+            "create the sandbox again in a moment.",
+            retry=True,
+        )
+    return E2bError(504, f"The sandbox did not run within {WITHIN_S:g} s. Create it again.", retry=again)
+
+
+def _forget(call: Call, sandbox_id: str | None) -> None:
+    from hatchway.client import calls
+
+    if sandbox_id is not None:
+        later(call.driver.run(calls.delete_sandbox(sandbox_id, wait=False, timeout_s=0)))
 
 
 def on_timeout(auto_pause: bool, memory: bool) -> OnTimeout:

@@ -23,7 +23,7 @@ from hatchway.e2b.envd.downloads import Download
 from hatchway.e2b.envd.endings import Endings
 from hatchway.e2b.envd.fileaccess import ACCESS_TOKEN
 from hatchway.e2b.envd.plain import Plain
-from hatchway.e2b.envd.requests import MAX_HELD, MAX_OF_SANDBOX, Cut, Departed, Request
+from hatchway.e2b.envd.requests import MAX_HELD, MAX_OF_PROJECT, MAX_OF_SANDBOX, Cut, Departed, Request
 from hatchway.e2b.envd.seam import Identity, Sandboxes
 from hatchway.e2b.envd.uploads import Upload, compose
 from hatchway.e2b.errors import E2bError
@@ -61,7 +61,7 @@ class Envd:
 
     def __post_init__(self) -> None:
         self._endings = Endings(self.sandboxes, gone=self.gone, fresh=self.fresh)
-        self._held = Held(MAX_OF_SANDBOX, MAX_HELD)
+        self._held = Held(MAX_OF_SANDBOX, MAX_OF_PROJECT, MAX_HELD)
         services: Mapping[str, Mapping[str, Method]] = {
             process.NAME: process.Process().methods(),
             filesystem.NAME: filesystem.Filesystem().methods(),
@@ -70,9 +70,9 @@ class Envd:
             f"/{service}/{name}": one for service, methods in services.items() for name, one in methods.items()
         }
 
-    async def serve(self, sandbox_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, sandbox_id: str, project: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request. What cannot be answered any more is cut off: by an exception, as servers take it."""
-        with self._held.share(sandbox_id) as share:
+        with self._held.share(sandbox_id, project) as share:
             await self._serve(sandbox_id, scope, receive, send, share)
 
     async def _serve(self, sandbox_id: str, scope: Scope, receive: Receive, send: Send, share: Share) -> None:

@@ -116,7 +116,7 @@ class Filesystem:
     async def _create_watcher(self, request: Request, message: Message) -> object:
         files, path = await _at(request, message)
         with errors_of(request):
-            return {"watcherId": await self.watchers.create(request.sandbox_id, files, path, _wish(message))}
+            return {"watcherId": await self.watchers.create(await request.sandbox(), files, path, _wish(message))}
 
     async def _watcher_events(self, request: Request, message: Message) -> object:
         await request.sandbox()

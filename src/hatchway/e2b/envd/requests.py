@@ -24,10 +24,14 @@ GONE = frozenset({"unknown_sandbox", "sandbox_deleted", "sandbox_not_running"})
 """Codes of API v1 that say that there is no such sandbox, or that it does not run."""
 MAX_OF_SANDBOX = 40 * 1024 * 1024
 """Octets of messages to one sandbox that are in memory at once: the largest one, and some."""
+MAX_OF_PROJECT = 128 * 1024 * 1024
 MAX_HELD = 256 * 1024 * 1024
-"""Of messages to all sandboxes."""
+"""Of messages to all sandboxes, of which one project has half: it cannot take all."""
 MAX_SILENCE_S = 60.0
 """How long the sender of a message may send nothing in the middle of it."""
+
+
+_TO = {"one": "to this sandbox", "project": "to sandboxes of this project", "all": "to all sandboxes"}
 
 
 class Departed(Exception):
@@ -51,7 +55,7 @@ class Request:
     endings: Endings
     lost: Callable[[str], None] = lambda _: None
     """Hears of the sandbox when it was found not to run."""
-    share: Share = field(default_factory=lambda: Held(MAX_OF_SANDBOX, MAX_HELD).share(""))
+    share: Share = field(default_factory=lambda: Held(MAX_OF_SANDBOX, MAX_OF_PROJECT, MAX_HELD).share("", ""))
     """What of its body is in memory, among all others."""
     _handle: AsyncSandbox | None = field(default=None, init=False)
     _read: bool = field(default=False, init=False)
@@ -113,9 +117,10 @@ class Request:
         """So many of its octets are in memory now. Raises `ConnectError`."""
         try:
             self.share.hold(octets)
-        except Full:
+        except Full as full:
             raise ConnectError(
-                "resource_exhausted", "too much is being sent at once: try again when less is on its way"
+                "resource_exhausted",
+                f"too much is being sent {_TO[full.bound]} at once: try again when less is on its way",
             ) from None
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:

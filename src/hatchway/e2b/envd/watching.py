@@ -18,6 +18,7 @@ import msgspec
 from hatchway.client import FileChange, FileEntry
 from hatchway.client import errors as ours
 from hatchway.client.afiles import AsyncFiles
+from hatchway.client.aio import AsyncSandbox
 from hatchway.domain.ids import new_id
 from hatchway.e2b.envd import paths
 from hatchway.e2b.envd.connect import ConnectError
@@ -29,12 +30,15 @@ MAX_WAITING = 16_384
 """Events that one watcher keeps for who does not ask."""
 MAX_KEPT = 2 * 1024 * 1024
 """Octets of them, as they are answered: a guest chooses how long its names are, and what an entry has."""
+MAX_KEPT_OF_PROJECT = 128 * 1024 * 1024
 MAX_KEPT_IN_ALL = 256 * 1024 * 1024
+MAX_OF_PROJECT = 512
 MAX_WATCHERS = 1_024
-"""Watchers of all sandboxes; one sandbox has 16 watches at most."""
+"""Watchers of all sandboxes, of which one project has half; one sandbox has 16 watches at most."""
 MARK_S = 30.0
 """How long a guest may take to set a mark."""
 
+_OF = {"one": "this watcher", "project": "watchers of this project", "all": "all watchers"}
 _KINDS = {"create": "CREATE", "modify": "WRITE", "chmod": "CHMOD", "remove": "REMOVE"}
 
 
@@ -112,6 +116,7 @@ class _Watcher:
     files: AsyncFiles
     path: str
     wish: Wish
+    project: str
     share: Share
     waiting: deque[msgspec.Raw] = field(default_factory=deque)
     octets: int = 0
@@ -157,9 +162,9 @@ class _Watcher:
                 self.octets += len(self.waiting[-1])
             try:
                 self.share.hold(self.octets)
-            except Full:
+            except Full as full:
                 raise ConnectError(
-                    "resource_exhausted", "too many and too long events waited to be asked for"
+                    "resource_exhausted", f"too many and too long events of {_OF[full.bound]} waited to be asked for"
                 ) from None
             if len(self.waiting) > MAX_WAITING:
                 raise ConnectError("resource_exhausted", f"more than {MAX_WAITING} events waited to be asked for")
@@ -204,31 +209,45 @@ class Watchers:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], _Watcher] = {}
-        self._held = Held(MAX_KEPT, MAX_KEPT_IN_ALL)
+        self._held = Held(MAX_KEPT, MAX_KEPT_OF_PROJECT, MAX_KEPT_IN_ALL)
 
-    async def create(self, sandbox_id: str, files: AsyncFiles, path: str, wish: Wish) -> str:
+    async def create(self, sandbox: AsyncSandbox, files: AsyncFiles, path: str, wish: Wish) -> str:
         """Begins one; returns its id when changes are told from then on. Raises `ConnectError` and what the watch does."""
-        if len(self._open) >= MAX_WATCHERS:
-            for key, one in [*self._open.items()]:
-                if one.failure is not None:
-                    del self._open[key]
-                    await one.close()
-        if len(self._open) >= MAX_WATCHERS:
-            raise ConnectError("resource_exhausted", f"there are {MAX_WATCHERS} watchers: remove some")
+        project = sandbox.info.project or ""
+        await self._find_room(project)
         watcher_id = new_id()
-        watcher = _Watcher(files, path, wish, self._held.share(watcher_id))
+        watcher = _Watcher(files, path, wish, project, self._held.share(watcher_id, project))
         watcher.task = asyncio.get_running_loop().create_task(watcher.read())
+        # It has its place while it begins: else as many as are asked for at once would find room.
+        self._open[sandbox.id, watcher_id] = watcher
         try:
             await watcher.until(lambda: watcher.watch is not None)
+            if watcher.watch is None:
+                if watcher.raised is not None:
+                    raise watcher.raised
+                raise watcher.failure or ConnectError("internal", "the watch did not begin")
         except BaseException:
+            self._open.pop((sandbox.id, watcher_id), None)
             await watcher.close()
             raise
-        if watcher.watch is None:
-            if watcher.raised is not None:
-                raise watcher.raised
-            raise watcher.failure or ConnectError("internal", "the watch did not begin")
-        self._open[sandbox_id, watcher_id] = watcher
         return watcher_id
+
+    async def _find_room(self, project: str) -> None:
+        """Forgets what has ended, where there is no room without. Raises `ConnectError`."""
+        if not self._full(project):
+            return
+        for key, one in [*self._open.items()]:
+            if one.failure is not None and self._open.pop(key, None) is not None:
+                await one.close()
+        if full := self._full(project):
+            raise ConnectError("resource_exhausted", f"{full} watchers: remove some")
+
+    def _full(self, project: str) -> str:
+        """What there is too much of for one more; nothing where there is room."""
+        if len(self._open) >= MAX_WATCHERS:
+            return f"there are {MAX_WATCHERS}"
+        mine = sum(one.project == project for one in self._open.values())
+        return f"this project has {MAX_OF_PROJECT}" if mine >= MAX_OF_PROJECT else ""
 
     async def events(self, sandbox_id: str, watcher_id: str) -> list[msgspec.Raw]:
         """What happened since they were asked for. Raises `ConnectError`."""
