@@ -7,6 +7,10 @@ import socket
 import stat
 import sys
 
+if __name__ == "__main__":
+    # msgspec would load it where it is installed, and through it `inspect` and `ast`: 1.2 MiB, for forms of types that are not used here.
+    sys.modules.setdefault("typing_extensions", None)  # type: ignore[arg-type]  # None: an import of it fails at once
+
 from hatchway.launcher import folders
 from hatchway.launcher.cgroups import Cgroups
 from hatchway.launcher.errors import Unfit

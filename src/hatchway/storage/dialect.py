@@ -157,7 +157,7 @@ class Sqlite:
                 "journal_mode = WAL",
                 "synchronous = FULL",
                 "foreign_keys = ON",
-                "cache_size = -4096",
+                "cache_size = -2048",
                 "query_only = ON" if read_only else "query_only = OFF",
             ):
                 connection.execute(f"PRAGMA {pragma}")
