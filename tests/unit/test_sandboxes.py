@@ -24,6 +24,7 @@ from hatchway.node import sandboxes as sandboxes_module
 from hatchway.node.endings import ended_by
 from hatchway.node.guest.seam import LinkLost
 from hatchway.node.starts import AT_ONCE
+from hatchway.node.vmm import disk as disks
 from hatchway.node.vmm.seam import ExitStatus, LauncherUnavailable, VmmTimeout
 from hatchway.wire.egress import EgressSpec, PolicyDocument
 from hatchway.wire.node import Branch, SandboxSpec
@@ -160,6 +161,33 @@ async def test_after_a_reboot_of_the_host_sessions_hear_that_their_sandbox_is_go
     await node.restart()
     assert node.sandboxes.get(spec.sandbox_id).observed().state == "stopped"
     assert [name for name, _ in node.sessions.lost] == [spec.sandbox_id]
+
+
+@pytest.mark.parametrize(("with_disk", "state"), [(True, "stopped"), (False, "failed")])
+async def test_a_host_that_crashes_right_after_a_creation_finds_what_was_durable_by_then(
+    node: Node, monkeypatch: pytest.MonkeyPatch, with_disk: bool, state: str
+) -> None:
+    flushed: list[bytes] = []
+    flush = records.flush
+
+    def note(folder: Path) -> None:
+        flush(folder)
+        flushed.append((folder / records.FILE).read_bytes())
+
+    monkeypatch.setattr(records, "flush", note)
+    spec = node.spec()
+    await node.sandboxes.create(spec)
+    folder = node.root / spec.sandbox_id
+    (before,) = flushed  # and before the answer
+    assert records.read(folder).state == "running"
+    (folder / records.FILE).write_bytes(before)
+    if with_disk:
+        (folder / disks.RECORD).write_bytes(b'[{"name": "upper.raw", "format": "raw"}]')
+    node.boot_id = "boot-2"
+    node.launcher.machines.clear()
+    await node.restart()
+    assert node.sandboxes.get(spec.sandbox_id).observed().state == state
+    assert (await node.sandboxes.create(spec)).state == "running"  # as the operation does that had not ended
 
 
 async def test_a_record_that_cannot_be_read_keeps_no_other_sandbox_from_being_found(node: Node) -> None:

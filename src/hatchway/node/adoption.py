@@ -53,6 +53,9 @@ async def _find_out(sandbox: Sandbox, vm_is_known: bool) -> None:
             await _not_restored(sandbox)
         elif record.state == "rolling_back":
             sandbox.ended_as(State.FAILED, Cause.OPERATION_FAILED, _HALF_ROLLED_BACK)
+        elif record.state == "creating" and _has_disk(sandbox):
+            # Perhaps it ran already: with a disk that is durable it is as good as one that did, and only its record is older.
+            sandbox.ended_as(State.STOPPED, Cause.HOST_REBOOT, "The host was restarted.")
         elif record.state == "creating":
             sandbox.ended_as(
                 State.FAILED, Cause.OPERATION_FAILED, "The host was restarted while the sandbox was being created."
@@ -76,6 +79,13 @@ async def _find_out(sandbox: Sandbox, vm_is_known: bool) -> None:
             await _not_restored(sandbox)
         elif record.state == "stopping":
             sandbox.ended_as(State.STOPPED, Cause(record.cause) if record.cause else None, record.reason)
+
+
+def _has_disk(sandbox: Sandbox) -> bool:
+    try:
+        return disks.load(sandbox.folder) is not None
+    except VmmError:
+        return False
 
 
 async def _not_restored(sandbox: Sandbox) -> None:

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable
 from functools import partial
 
 from hatchway.domain.errors import Gone
 from hatchway.domain.lifecycle import Cause, State, Verb
+from hatchway.node import record as records
 from hatchway.node.endings import ended_by
 from hatchway.node.faults import explained
 from hatchway.node.greeting import BOOT_WITHIN_S, RESTORE_WITHIN_S, Greeting
@@ -100,7 +102,13 @@ async def _restore(sandbox: Sandbox, baked: Baked | None, phases: Phases) -> Non
         raise
     sandbox.take(vm)
     phases.done("restore")
-    await bring_up(sandbox, vm, phases, greeting, grow_from=baked.shape.disk_mib)
+    # The disk is durable, and with this that there is a sandbox: a host that fails from now on finds it stopped. It takes no time, the
+    # guest takes longer.
+    saving = asyncio.ensure_future(asyncio.to_thread(records.flush, sandbox.folder))
+    try:
+        await bring_up(sandbox, vm, phases, greeting, grow_from=baked.shape.disk_mib, saving=saving)
+    finally:
+        await asyncio.gather(saving, return_exceptions=True)
 
 
 async def _boot_cold(sandbox: Sandbox, phases: Phases) -> None:
@@ -144,12 +152,14 @@ async def bring_up(
     grow_from: int | None = None,
     thaw: bool = False,
     boot_id: str | None = None,
+    saving: Awaitable[None] | None = None,
 ) -> None:
     """From a machine that runs to a sandbox that is ready; only then the record says `running`.
 
     `grow_from` is the size in MiB of the file system that the guest began with, 0 where it is not known, None where it fits.
     With `thaw` the guest's file system may be frozen, and is let go on once the record is written. `boot_id` is what its
-    programs see as the boot's where that is neither new nor the kernel's.
+    programs see as the boot's where that is neither new nor the kernel's. `saving` makes durable what is to be found after a crash
+    of the host; the record of the running machine, which is none then, need not be.
     """
     record = sandbox.record
     if greeting is None:
@@ -170,8 +180,11 @@ async def bring_up(
     record.boot_id = greeting.setup.boot_id or boot_id or link.hello.boot_id
     record.isolation = sandbox.context.driver.isolation
     record.cause, record.reason = None, ""
+    if saving is not None:
+        await saving
     sandbox.check_alive(vm)  # the watcher left it to us; no await between here and the record
-    sandbox.write(str(State.RUNNING))  # what cannot be recorded would not outlive the next start of the node
+    # What cannot be recorded would not outlive the next start of the node.
+    sandbox.write(str(State.RUNNING), durable=saving is None)
     # Nobody waits for these: what is asked of the guest from now on comes behind them. The greeting may have been on its way for as
     # long as the machine needed; the clock is right again before anything is started.
     sandbox.chore(link.setup(time_ns=time.time_ns()))
