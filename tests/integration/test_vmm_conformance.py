@@ -28,6 +28,8 @@ from hatchway.node.vmm.seam import (
     ExitStatus,
     LaunchRefused,
     SnapshotMismatch,
+    Taking,
+    Vm,
     VmmDied,
     VmmError,
     WrongGeneration,
@@ -525,6 +527,52 @@ async def test_a_paused_machine_is_captured_and_lives_on_in_any_number(
         )
         await child.sh("echo child > /root/disk; sync")
     assert await source.sh("cat /root/disk") == "after"
+
+
+async def test_what_is_made_of_a_capture_gets_ready_while_that_is_taken(stand: Stand, baked: Baked) -> None:
+    """The VMM is there before the source stands still, and has the memory and the disk of that later instant."""
+    if stand.driver.disk_format == "raw":
+        pytest.skip("this VMM maps the whole memory of a capture: it cannot be started before that is there")
+    source = await stand.restored(baked)
+    await source.sh("echo before > /root/disk; echo before > /dev/shm/memory; sync")
+    capture, started = stand.folder / "capture", asyncio.Event()
+
+    async def take() -> None:
+        await started.wait()
+        await source.sh(
+            "echo then > /root/disk; echo then > /dev/shm/memory; head -c 9000000 /dev/zero > /root/more; sync"
+        )
+        await source.vm.pause()
+        (await stand.driver.capture(source.vm, capture))(durable=False)
+        await source.vm.resume()
+
+    taking = Taking(source.vm.spec.folder, asyncio.create_task(take()))
+    vm = stand.keep(await stand.driver.revive(capture, stand.spec(), lambda _: started.set(), taking=taking))
+    await vm.resume()
+    child = await stand.linked(vm, fresh=False)
+    assert await child.sh("cat /root/disk /dev/shm/memory; stat -c %s /root/more") == "then\nthen\n9000000"
+    await child.sh("echo child > /root/disk; sync")
+    assert await source.sh("cat /root/disk") == "then"
+
+
+async def test_a_capture_that_comes_to_nothing_leaves_nothing_of_what_waited_for_it(stand: Stand, baked: Baked) -> None:
+    source = await stand.restored(baked)
+    for failure in (VmmError("it was not to be"), None):
+        done = asyncio.get_running_loop().create_future()
+
+        def end(_: Vm, done: "asyncio.Future[None]" = done, failure: VmmError | None = failure) -> None:
+            if failure is None:
+                done.cancel()
+            else:
+                done.set_exception(failure)
+
+        if stand.driver.disk_format == "raw":
+            end(source.vm)
+        with pytest.raises(VmmError, match=r"not to be|not there any more"):
+            await stand.driver.revive(
+                stand.folder / "capture", stand.spec(), end, taking=Taking(source.vm.spec.folder, done)
+            )
+    assert await stand.left() == [source.vm.spec.sandbox_id]
 
 
 async def test_a_capture_without_its_parts_is_refused(stand: Stand, baked: Baked) -> None:

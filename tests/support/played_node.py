@@ -40,7 +40,7 @@ from hatchway.node.vmm import captures
 from hatchway.node.vmm import disk as disks
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.manifest import Manifest
-from hatchway.node.vmm.seam import ExitStatus, VmInfo, VmmDied, VmmError, VmSpec, WrongGeneration
+from hatchway.node.vmm.seam import ExitStatus, Taking, VmInfo, VmmDied, VmmError, VmSpec, WrongGeneration
 from hatchway.wire import fault_points
 from hatchway.wire.ballast import Ballast
 from hatchway.wire.fault_points import reached
@@ -244,10 +244,20 @@ class PlayedDriver:
         captures.verify(folder, self._manifest(spec.shape, spec.network))
 
     async def revive(
-        self, folder: Path, spec: VmSpec, launched: Callable[[Any], None] | None = None, *, shared: bool = False
+        self,
+        folder: Path,
+        spec: VmSpec,
+        launched: Callable[[Any], None] | None = None,
+        *,
+        shared: bool = False,
+        taking: Taking | None = None,
     ) -> PlayedVm:
         if (running := await self._running(spec)) is not None:
             return running
+        if taking is not None and not shared:
+            return await self._revive_beside(folder, spec, launched, taking)
+        if taking is not None:
+            await taking.wait()
         await asyncio.to_thread(self.verify, folder, spec)
         memory = folder / captures.BASE
         if shared:
@@ -257,6 +267,29 @@ class PlayedDriver:
         await asyncio.to_thread(captures.keep_base, spec.folder, memory)
         text = _text(memory.read_bytes()[:PAGE]) if shared else _text((folder / captures.DIFF).read_bytes()[-PAGE:])
         return await self._launch(spec, text, paused=True, launched=launched)
+
+    async def _revive_beside(
+        self, folder: Path, spec: VmSpec, launched: Callable[[Any], None] | None, taking: Taking
+    ) -> PlayedVm:
+        """As QEMU: the machine is there before its memory and its disk are."""
+        if taking.done.done():
+            await taking.wait()
+        disk = await asyncio.to_thread(captures.stand_in, taking.source, spec.folder)
+        await asyncio.to_thread(captures.keep_base, spec.folder, taking.source / captures.BASE)
+        vm = await self._launch(spec, "", paused=True, launched=launched)
+        try:
+            await taking.wait()
+            reached("vm", "awaited")
+            await asyncio.to_thread(self.verify, folder, spec)
+            await asyncio.to_thread(captures.filled, folder, disk)
+            write_memory(vm.agent_socket, _text((folder / captures.DIFF).read_bytes()[-PAGE:]))
+        except BaseException:
+            await vm.close()
+            with contextlib.suppress(VmmError):
+                await self._launcher.kill_vm(spec.sandbox_id)
+                await self._launcher.forget_vm(spec.sandbox_id)
+            raise
+        return vm
 
     def overhead_mib(self, shape: Shape) -> int:
         return 0

@@ -8,12 +8,13 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.ids import new_id
-from hatchway.domain.lifecycle import Cause, State, Verb
+from hatchway.domain.lifecycle import State, Verb
 from hatchway.node import suspension
 from hatchway.node.creation import bring_up, cause_of
 from hatchway.node.faults import explained
@@ -24,7 +25,7 @@ from hatchway.node.phases import Phases
 from hatchway.node.sandbox import SUSPENDED, Sandbox
 from hatchway.node.sessions.seam import Standing
 from hatchway.node.vmm import captures
-from hatchway.node.vmm.seam import SnapshotMismatch, Vm, VmmError
+from hatchway.node.vmm.seam import SnapshotMismatch, Taking, Vm, VmmError
 from hatchway.wire.node import Branch, SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -45,19 +46,14 @@ def spec_of(source: Sandbox, branch: Branch) -> SandboxSpec:
     )
 
 
+@dataclass(frozen=True)
 class Capture:
     """The machine of a sandbox as it stood at one instant, in a folder of its own."""
 
-    def __init__(self, folder: Path, standing: Sequence[Standing], stopped_ms: float) -> None:
-        self.folder = folder
-        self.standing = tuple(standing)
-        """The sessions whose processes are in it."""
-        self.stopped_ms = stopped_ms
-        """How long the source's virtual CPUs stood still for it."""
-
-    async def remove(self) -> None:
-        """Gives its space back; machines that were made from it keep what they need."""
-        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+    standing: tuple[Standing, ...]
+    """The sessions whose processes are in it."""
+    stopped_ms: float = 0.0
+    """How long the source's virtual CPUs stood still for it."""
 
 
 async def capture(source: Sandbox, folder: Path, *, durable: bool) -> Capture:
@@ -65,45 +61,65 @@ async def capture(source: Sandbox, folder: Path, *, durable: bool) -> Capture:
 
     Raises `VmmError`, `OSError`, `LinkLost` and `GuestError`; nothing of the capture is left then.
     """
+    clocks: list[asyncio.Task[None]] = []
     try:
-        if source.record.state == State.SUSPENDED:
-            await asyncio.to_thread(_copy_suspended, source.folder, folder)
-            return Capture(folder, source.context.sessions.standing(source.record.sandbox_id), 0.0)
-        vm = source.require_vm()
-        if source.record.state == State.PAUSED:
-            standing = source.context.sessions.standing(source.record.sandbox_id)
-            sealing = await source.context.driver.capture(vm, folder)
-            stopped_ms = 0.0
-        else:
-            began = time.perf_counter()
-            await vm.pause()
-            try:
-                if source.link is not None:
-                    source.link.paused(True)
-                standing = source.context.sessions.standing(source.record.sandbox_id)
-                sealing = await source.context.driver.capture(vm, folder)
-            finally:
-                stopped_ms = await asyncio.shield(_go_on(source, vm, began))
-        await asyncio.to_thread(sealing, durable=durable)
+        taken = await _capture(source, folder, clocks, durable=durable)
+        for clock in clocks:
+            await clock
     except BaseException:
+        await asyncio.gather(*clocks, return_exceptions=True)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         raise
-    return Capture(folder, standing, stopped_ms)
+    return taken
+
+
+async def _capture(source: Sandbox, folder: Path, clocks: list[asyncio.Task[None]], *, durable: bool) -> Capture:
+    """As `capture`, but that the source that goes on may not have its clock yet (`clocks`), and that what fails leaves something in `folder`."""
+    if source.record.state == State.SUSPENDED:
+        await asyncio.to_thread(_copy_suspended, source.folder, folder)
+        return Capture(source.context.sessions.standing(source.record.sandbox_id))
+    vm, stopped_ms = source.require_vm(), 0.0
+    if source.record.state == State.PAUSED:
+        standing = source.context.sessions.standing(source.record.sandbox_id)
+        sealing = await source.context.driver.capture(vm, folder)
+    else:
+        began = time.perf_counter()
+        await vm.pause()
+        try:
+            if source.link is not None:
+                source.link.paused(True)
+            standing = source.context.sessions.standing(source.record.sandbox_id)
+            sealing = await source.context.driver.capture(vm, folder)
+        finally:
+            stopped_ms = await asyncio.shield(_go_on(source, vm, began))
+            clocks.append(asyncio.get_running_loop().create_task(_set_clock(source, vm)))
+    await asyncio.to_thread(sealing, durable=durable)
+    return Capture(standing, stopped_ms)
 
 
 async def _go_on(source: Sandbox, vm: Vm, began: float) -> float:
-    """The source runs again, with its clock set; returns how long it stood still, in milliseconds."""
+    """The source runs again; returns how long it stood still, in milliseconds."""
     try:
         await vm.resume()
-        stopped_ms = (time.perf_counter() - began) * 1e3
-        if source.link is not None:
-            source.link.paused(False)
-            await source.link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
-    except (VmmError, LinkLost, GuestError) as error:
+    except VmmError as error:
         log.warning("%s: it did not go on as it should: %s", source.record.sandbox_id, error)
         await settle(source, vm)
         raise
+    stopped_ms = (time.perf_counter() - began) * 1e3
+    if source.link is not None:
+        source.link.paused(False)
     return stopped_ms
+
+
+async def _set_clock(source: Sandbox, vm: Vm) -> None:
+    """A source that went on has the time again, and other random numbers than what was made of it."""
+    try:
+        if source.link is not None:
+            await source.link.setup(time_ns=time.time_ns(), entropy=os.urandom(256))
+    except (LinkLost, GuestError) as error:
+        log.warning("%s: it did not go on as it should: %s", source.record.sandbox_id, error)
+        await settle(source, vm)
+        raise
 
 
 def _copy_suspended(source: Path, target: Path) -> None:
@@ -117,22 +133,32 @@ def _copy_suspended(source: Path, target: Path) -> None:
 
 
 async def revive(
-    sandbox: Sandbox, folder: Path, standing: Sequence[Standing], *, shared: bool, grow_from: int | None = None
+    sandbox: Sandbox,
+    folder: Path,
+    standing: Callable[[], Sequence[Standing]],
+    *,
+    shared: bool,
+    grow_from: int | None = None,
+    taking: Taking | None = None,
 ) -> None:
     """Brings a new sandbox up from a capture; what fails leaves it `failed`, with the reason. The body of its creation.
 
-    `shared`: more of them come from the same capture. `grow_from` as with `Sandbox.bring_up`. Raises as `Sandbox.create`.
+    `standing` tells the sessions in it, once it is loaded. `shared`: more of them come from the same capture, which with `taking` is not
+    there yet. `grow_from` as with `Sandbox.bring_up`. Raises as `Sandbox.create`.
     """
     phases = Phases()
     greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S, complete=sandbox.open_way_out)
     try:
         async with sandbox.context.starts.turn():
             sandbox.save_in_hand("creating", durable=False)
-            vm = await sandbox.context.driver.revive(folder, sandbox.vm_spec(), greeting.begin, shared=shared)
+            vm = await sandbox.context.driver.revive(
+                folder, sandbox.vm_spec(), greeting.begin, shared=shared, taking=taking
+            )
             sandbox.take(vm)
             phases.done("load")
-            await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing)
             await vm.resume()
+            # While its agent comes to itself: nothing that the processes in it write is taken before `bring_up` ends.
+            await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing())
             await bring_up(sandbox, vm, phases, greeting, grow_from=grow_from, thaw=True)
     except BaseException as error:
         await greeting.give_up()
@@ -149,27 +175,40 @@ async def revive(
 async def fork(source: Sandbox, branches: Sequence[Sandbox], folder: Path) -> float:
     """Makes all the branches from one capture of the source. The body of the source's verb; returns how long it stood still, in milliseconds.
 
-    What goes wrong with one branch is its own matter: it is `failed` and says why. Raises where nothing could be captured.
+    What goes wrong with one branch is its own matter: it is `failed` and says why. Raises where nothing could be captured; so are all then.
     """
     source.require(Verb.FORK)
+    place, shared = folder / new_id(), len(branches) > 1
+    clocks: list[asyncio.Task[None]] = []
+    taken = asyncio.get_running_loop().create_task(_take(source, place, clocks, merged=shared))
+    suspended = source.record.state == State.SUSPENDED
+    taking = Taking(place if suspended else source.folder, taken)
+
+    async def make(one: Sandbox) -> None:
+        try:
+            await one.do(
+                Verb.CREATE,
+                lambda: revive(one, place, lambda: taken.result().standing, shared=shared, taking=taking),
+            )
+        except HatchwayError as error:
+            log.warning("%s: the branch was not made: %s", one.record.sandbox_id, error)
+
     try:
-        taken = await capture(source, folder / new_id(), durable=False)
-    except BaseException as error:
-        for branch in branches:
-            branch.ended_as(State.FAILED, Cause.OPERATION_FAILED, explained(error).cause)
-        raise
-    try:
-        if len(branches) > 1:
-            # Once for all; nothing of it is needed after a crash.
-            await asyncio.to_thread(captures.merged_memory, taken.folder, durable=False)
-        await asyncio.gather(*(_branch(one, taken, shared=len(branches) > 1) for one in branches))
+        if suspended:  # it is a matter of links, and tells where everything is
+            await asyncio.wait([taken])
+        await asyncio.gather(*map(make, branches))
+        await asyncio.wait(clocks or [taken])  # what came of it, the log and the source's state say
+        return (await taken).stopped_ms
     finally:
-        await taken.remove()
-    return taken.stopped_ms
+        taken.cancel()
+        await asyncio.gather(taken, *clocks, return_exceptions=True)
+        # Machines that were made from it keep what they need.
+        await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
 
 
-async def _branch(sandbox: Sandbox, taken: Capture, *, shared: bool) -> None:
-    try:
-        await sandbox.do(Verb.CREATE, lambda: revive(sandbox, taken.folder, taken.standing, shared=shared))
-    except HatchwayError as error:
-        log.warning("%s: the branch was not made: %s", sandbox.record.sandbox_id, error)
+async def _take(source: Sandbox, place: Path, clocks: list[asyncio.Task[None]], *, merged: bool) -> Capture:
+    taken = await _capture(source, place, clocks, durable=False)
+    if merged:
+        # Once for all; nothing of it is needed after a crash.
+        await asyncio.to_thread(captures.merged_memory, place, durable=False)
+    return taken

@@ -177,7 +177,7 @@ async def create(sandbox: Sandbox, snapshots: Snapshots, snapshot_id: str) -> Ob
         standing = snapshots.standing(snapshot_id)
         return await sandbox.do(
             Verb.CREATE,
-            lambda: branching.revive(sandbox, folder, standing, shared=True, grow_from=snapshot.shape.disk_mib),
+            lambda: branching.revive(sandbox, folder, lambda: standing, shared=True, grow_from=snapshot.shape.disk_mib),
         )
 
     async def on_its_disk() -> None:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 import msgspec
 
 from hatchway.node.vmm import disk as disks
-from hatchway.node.vmm import manifest
+from hatchway.node.vmm import manifest, qcow2
 from hatchway.node.vmm.manifest import Manifest
 from hatchway.node.vmm.seam import SnapshotMismatch, VmmError
 from hatchway.wire.fault_points import reached
@@ -56,6 +56,12 @@ def create(folder: Path, name: str) -> int:
     reached("create", name)
     # Write-only: QEMU takes a descriptor for a file only with exactly the access that it asks for.
     return os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def expected(folder: Path, name: str) -> int:
+    """Opens for reading a file that `create` opens for writing, before or after this. The caller closes it. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return os.open(folder / name, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def take(folder: Path, sandbox: Path, *, disk: bool, whole: bool = False) -> None:
@@ -196,14 +202,7 @@ def copy_disk(source: Path, target: Path, *, durable: bool = False) -> disks.Dis
 
     Where `target` has a disk over the same lower layers it is replaced in one step: a crash leaves the former one or the new one.
     """
-    disk = disks.load(source)
-    if disk is None:
-        raise VmmError(f"There is no disk in {source}.")
-    target.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for layer in disk.layers[:-1]:
-        if not _same_file(source / layer.name, target / layer.name):
-            (target / layer.name).unlink(missing_ok=True)
-            disks.link_or_copy(source / layer.name, target / layer.name)
+    disk = _link_lower(source, target)
     top = disk.layers[-1].name
     new = target / f".{top}.new"
     new.unlink(missing_ok=True)
@@ -212,6 +211,41 @@ def copy_disk(source: Path, target: Path, *, durable: bool = False) -> disks.Dis
     os.rename(new, target / top)
     replace_file(target / disks.RECORD, msgspec.json.encode(disk.layers), durable=durable)
     return disks.Disk(target, disk.layers)
+
+
+def stand_in(source: Path, target: Path) -> disks.Disk:
+    """Gives `target` a disk like that of `source` whose topmost layer is empty, for a VMM that is started before that one can be copied.
+
+    A VMM that waits for a machine reads the layers anew when it has it: until then `filled` may change them. Without that `target` has
+    no disk. Raises `VmmError`, `OSError`.
+    """
+    disk = _link_lower(source, target)
+    below = disk.layers[-2]
+    (target / disk.layers[-1].name).unlink(missing_ok=True)
+    qcow2.create(target / disk.layers[-1].name, disk.size(), below.name, below.format)
+    return disks.Disk(target, disk.layers)
+
+
+def filled(source: Path, disk: disks.Disk) -> None:
+    """Makes of a `stand_in` the disk that is in `source` now. Raises `VmmError`, `OSError`."""
+    known = disks.load(source)
+    if known is None or known.layers != disk.layers:
+        raise VmmError(f"The disk in {source} is not the one that was expected.")
+    disks.fill(known.top, disk.top)
+    replace_file(disk.folder / disks.RECORD, msgspec.json.encode(disk.layers), durable=False)
+
+
+def _link_lower(source: Path, target: Path) -> disks.Disk:
+    """Gives `target` the lower layers of `source`; returns the disk of `source`."""
+    disk = disks.load(source)
+    if disk is None:
+        raise VmmError(f"There is no disk in {source}.")
+    target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for layer in disk.layers[:-1]:
+        if not _same_file(source / layer.name, target / layer.name):
+            (target / layer.name).unlink(missing_ok=True)
+            disks.link_or_copy(source / layer.name, target / layer.name)
+    return disk
 
 
 def _same_file(one: Path, other: Path) -> bool:

@@ -213,19 +213,30 @@ def link_or_copy(source: Path, target: Path) -> None:
 def copy_sparse(source: Path, target: Path, *, durable: bool = True) -> None:
     """Copies a file, sharing its blocks where the file system can, else leaving its holes out. Raises `OSError`; no part is left then."""
     with source.open("rb") as reader, target.open("xb") as writer, _whole_or_none(target):
-        size = os.fstat(reader.fileno()).st_size
-        os.ftruncate(writer.fileno(), size)
-        reached("copy", source.name)
-        offset = 0
-        while offset < size:
-            try:
-                start = os.lseek(reader.fileno(), offset, os.SEEK_DATA)
-            except OSError:
-                break  # only a hole is left
-            offset = os.lseek(reader.fileno(), start, os.SEEK_HOLE)
-            _copy_range(reader.fileno(), writer.fileno(), start, offset)
+        _copy_data(reader.fileno(), writer.fileno(), source.name)
         if durable:
             os.fsync(writer.fileno())
+
+
+def fill(source: Path, target: Path) -> None:
+    """Gives a file that somebody may have open the content of another one, as `copy_sparse` copies. Not durable. Raises `OSError` (ENOSPC)."""
+    with source.open("rb") as reader, target.open("r+b") as writer:
+        os.ftruncate(writer.fileno(), 0)
+        _copy_data(reader.fileno(), writer.fileno(), source.name)
+
+
+def _copy_data(reader: int, writer: int, name: str) -> None:
+    size = os.fstat(reader).st_size
+    os.ftruncate(writer, size)
+    reached("copy", name)
+    offset = 0
+    while offset < size:
+        try:
+            start = os.lseek(reader, offset, os.SEEK_DATA)
+        except OSError:
+            break  # only a hole is left
+        offset = os.lseek(reader, start, os.SEEK_HOLE)
+        _copy_range(reader, writer, start, offset)
 
 
 @contextlib.contextmanager

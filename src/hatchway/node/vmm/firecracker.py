@@ -18,7 +18,7 @@ from hatchway.node.vmm.firecracker_vm import FirecrackerVm
 from hatchway.node.vmm.host import Host
 from hatchway.node.vmm.launcher import LauncherClient
 from hatchway.node.vmm.manifest import Manifest
-from hatchway.node.vmm.seam import Baked, Sealing, SnapshotMismatch, Vm, VmmDied, VmmError, VmSpec
+from hatchway.node.vmm.seam import Baked, Sealing, SnapshotMismatch, Taking, Vm, VmmDied, VmmError, VmSpec
 from hatchway.node.vmm.shim_vm import Kind
 from hatchway.node.vmm.starting import Descriptors, adopted, ask_to_start, running_already, undone_on_failure
 from hatchway.wire.launcher import StartVm
@@ -171,11 +171,19 @@ class FirecrackerDriver:
         captures.verify(folder, self.conditions(spec.shape, network=spec.network))
 
     async def revive(
-        self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
+        self,
+        folder: Path,
+        spec: VmSpec,
+        launched: Callable[[Vm], None] | None = None,
+        *,
+        shared: bool = False,
+        taking: Taking | None = None,
     ) -> Vm:
         """See `seam.Driver.revive`. The first one merges base and changes into one file, which all of them map, `shared` or not."""
         if (running := await running_already(self._launcher, self._run_dir, spec, self._vm)) is not None:
             return running
+        if taking is not None:
+            await taking.wait()
         await asyncio.to_thread(self.verify, folder, spec)
         with Descriptors() as fds:
             disk = disks.load(spec.folder)

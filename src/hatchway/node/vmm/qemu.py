@@ -23,6 +23,7 @@ from hatchway.node.vmm.seam import (
     Baked,
     Sealing,
     SnapshotMismatch,
+    Taking,
     Vm,
     VmmDied,
     VmmError,
@@ -194,12 +195,14 @@ class QemuDriver:
         diff, state = await asyncio.to_thread(
             lambda: [captures.create(folder, n) for n in (captures.DIFF, captures.STATE)]
         )
+        taken = asyncio.ensure_future(asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk))
         try:
             await vm.save_changes(diff, state)
         finally:
             os.close(diff)
             os.close(state)
-        await asyncio.to_thread(captures.take, folder, vm.spec.folder, disk=disk)
+            await asyncio.wait([taken])  # a thread cannot be called back: nothing is written any more when this returns
+        taken.result()
         return functools.partial(captures.seal, folder, self.conditions(vm.spec.shape, network=vm.spec.network))
 
     def verify(self, folder: Path, spec: VmSpec) -> None:
@@ -207,36 +210,85 @@ class QemuDriver:
         captures.verify(folder, self.conditions(spec.shape, network=spec.network))
 
     async def revive(
-        self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
+        self,
+        folder: Path,
+        spec: VmSpec,
+        launched: Callable[[Vm], None] | None = None,
+        *,
+        shared: bool = False,
+        taking: Taking | None = None,
     ) -> Vm:
-        """See `seam.Driver.revive`."""
+        """See `seam.Driver.revive`.
+
+        QEMU takes longer to start than a capture to be taken or verified: it is started first, and loads nothing before that is done.
+        """
         if (running := await running_already(self._launcher, self._run_dir, spec, self._vm)) is not None:
             return running
+        if taking is not None and shared:
+            await taking.wait()  # what they share is in it
+            taking = None
+        whole = asyncio.ensure_future(self._whole(folder, spec, taking))
+        try:
+            return await self._revive(folder, spec, launched, whole, shared=shared, taking=taking)
+        finally:
+            whole.cancel()
+            await asyncio.gather(whole, return_exceptions=True)
+
+    async def _whole(self, folder: Path, spec: VmSpec, taking: Taking | None) -> None:
+        """The capture is there, and what it says it is."""
+        if taking is not None:
+            await taking.wait()
         await asyncio.to_thread(self.verify, folder, spec)
-        memory = folder / captures.BASE
-        if shared:
-            memory = await asyncio.to_thread(captures.merged_memory, folder)
+
+    async def _revive(
+        self,
+        folder: Path,
+        spec: VmSpec,
+        launched: Callable[[Vm], None] | None,
+        whole: "asyncio.Future[None]",
+        *,
+        shared: bool,
+        taking: Taking | None,
+    ) -> Vm:
+        new = disks.load(spec.folder) is None
         with Descriptors() as fds:
-            disk = disks.load(spec.folder)
-            if disk is None:
-                disk = await asyncio.to_thread(captures.copy_disk, folder, spec.folder)
-            await asyncio.to_thread(captures.keep_base, spec.folder, memory)
-            fds.add_file(qemu_args.MEMORY_FD, memory)
-            fds.add_file(qemu_args.STATE_FD, folder / captures.STATE)
-            self._add_disks(fds, spec, disk)
+            try:
+                disk = await asyncio.to_thread(self._prepare_revive, fds, folder, spec, shared=shared, taking=taking)
+            except (OSError, VmmError):
+                await whole  # what is wrong with a capture it says better
+                raise
             parts = replace(self._parts(spec, disk), incoming=True, devices_only=True)
             await self._launch(spec, self._root, parts, fds)
         vm = self._vm(spec)
         async with undone_on_failure(vm, self._launcher):
             if launched is not None:
                 launched(vm)
+            await asyncio.shield(whole)
             with Descriptors() as own:
+                if new:
+                    await asyncio.to_thread(captures.filled, folder, disk)
                 diff = None
                 if not shared:
                     diff = os.open(folder / captures.DIFF, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                     own.add(0, diff)
                 await self._loaded(vm, f"capture {folder.name}", diff)
         return vm
+
+    def _prepare_revive(
+        self, fds: Descriptors, folder: Path, spec: VmSpec, *, shared: bool, taking: Taking | None
+    ) -> disks.Disk:
+        """Opens what the VMM of a capture gets; its disk is a stand-in where it has none yet. Raises `OSError`, `VmmError`."""
+        parent = folder if taking is None else taking.source
+        disk = disks.load(spec.folder) or captures.stand_in(parent, spec.folder)
+        memory = captures.merged_memory(folder) if shared else parent / captures.BASE
+        captures.keep_base(spec.folder, memory)
+        fds.add_file(qemu_args.MEMORY_FD, memory)
+        if taking is None:
+            fds.add_file(qemu_args.STATE_FD, folder / captures.STATE)
+        else:
+            fds.add(qemu_args.STATE_FD, captures.expected(folder, captures.STATE))
+        self._add_disks(fds, spec, disk)
+        return disk
 
     # -- parts
 

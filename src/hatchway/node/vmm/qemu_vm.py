@@ -5,8 +5,8 @@ The control socket may break without the VM ending (our own process restarted, a
 
 import asyncio
 import base64
-import contextlib
 import logging
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from hatchway.node.vmm.shim_vm import ANSWER_WITHIN_S, KILL_WITHIN_S, REAPED_WIT
 LOAD_WITHIN_S = 60.0
 """Loading a saved state is milliseconds of work, and page faults on a cold memory file."""
 SAVE_WITHIN_S = 120.0
+FIRST_FDSET = 2**20
+"""Numbers below it are those of the descriptors that a VMM is started with."""
 
 log = logging.getLogger(__name__)
 
@@ -139,17 +141,24 @@ class QemuVm(ShimVm):
 
         Raises `VmmDied`, `VmmTimeout`, `QmpError`, `ShimError`.
         """
-        await self.connected_shim().capture(qemu_args.MEMORY_FD, diff)
-        added = await self.run(command("add-fd", opaque="state"), fds=[state])
-        fdset = int(added[0]["fdset-id"])
-        try:
-            # live=true aborts QEMU 7.2 at the second save of a stopped machine.
-            await self.run(
-                command("xen-save-devices-state", filename=f"/dev/fdset/{fdset}", live=False), within=SAVE_WITHIN_S
+        # A number that nobody has: what was left of a save that nobody lived to end must not be written to.
+        fdset = FIRST_FDSET + secrets.randbelow(2**30)
+        # Nothing runs in the machine, so that its memory and its devices can be written at once.
+        saving = asyncio.ensure_future(
+            self.run(
+                command("add-fd", fdset_id=fdset, opaque="state"),
+                # live=true aborts QEMU 7.2 at the second save of a stopped machine.
+                command("xen-save-devices-state", filename=f"/dev/fdset/{fdset}", live=False),
+                command("remove-fd", fdset_id=fdset),
+                within=SAVE_WITHIN_S,
+                fds=[state],
             )
+        )
+        try:
+            await self.connected_shim().capture(qemu_args.MEMORY_FD, diff)
         finally:
-            with contextlib.suppress(VmmError):
-                await self.run(command("remove-fd", fdset_id=fdset))
+            await asyncio.wait([saving])
+        saving.result()
 
     async def status(self) -> str:
         """QEMU's own word for the run state: `running`, `paused`, `inmigrate`…"""

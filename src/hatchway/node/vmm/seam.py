@@ -11,7 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hatchway.domain.shapes import Shape
 
@@ -215,6 +215,23 @@ class Sealing(Protocol):
         """Blocks; raises `OSError`. One that is not `durable` is for what is revived from it at once and then removed."""
 
 
+@dataclass(frozen=True)
+class Taking:
+    """A capture that is still being taken while what is to be revived from it gets ready."""
+
+    source: Path
+    """A folder with what is below the disk and the memory of its machine, which stays as it is: the source's own, for one that runs."""
+    done: "asyncio.Future[Any]"
+    """Ends when the capture is sealed, or says why it is none."""
+
+    async def wait(self) -> None:
+        """Waits for it; who is cancelled here leaves it alone. Raises what it ended with, `VmmError` where it was given up."""
+        await asyncio.wait([self.done])
+        if self.done.cancelled():
+            raise VmmError("The machine that it was to be made from is not there any more.")
+        self.done.result()
+
+
 class Driver(Protocol):
     """One kind of VMM on this host."""
 
@@ -260,12 +277,18 @@ class Driver(Protocol):
         """Checks that a capture is whole and could be revived here. Blocks: reads all of it. Raises `SnapshotMismatch`, `OSError`."""
 
     async def revive(
-        self, folder: Path, spec: VmSpec, launched: Callable[[Vm], None] | None = None, *, shared: bool = False
+        self,
+        folder: Path,
+        spec: VmSpec,
+        launched: Callable[[Vm], None] | None = None,
+        *,
+        shared: bool = False,
+        taking: Taking | None = None,
     ) -> Vm:
         """Starts the machine of a `capture`, paused, with a copy of its disk in `spec.folder` when that has none: resume it, then set its clock.
 
-        `shared`: several are made from this capture, which then share the pages that it has beside its base. `launched` as with `restore`;
-        raises as that does.
+        `shared`: several are made from this capture, which then share the pages that it has beside its base. `taking`: it is not there yet;
+        the VMM is started meanwhile where it can be. `launched` as with `restore`; raises as that does, and what `taking` does.
         """
 
     def overhead_mib(self, shape: Shape) -> int:
