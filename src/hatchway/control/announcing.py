@@ -16,7 +16,7 @@ from hatchway.storage.database import Database
 
 LEASE = "webhook"
 BATCH = 500
-GATHER_S = 0.1
+GATHER_S = 0.3
 LOOK_EVERY_S = 5.0
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,9 @@ T = TypeVar("T")
 LEASE = "audit"
 BATCH = 500
 BATCH_OCTETS = 1 << 20
-GATHER_S = 0.1
-"""How long what is committed waits for what follows: it is safe in the database, and each batch is noted there."""
+GATHER_S = 0.3
+"""How long what is committed waits for what follows: it is safe in the database, and each batch is noted there. A creation is over by
+then: what it began with and what it ended with go together, and nobody competes with its end for the database."""
 LOOK_EVERY_S = 5.0
 COUNT_EVERY_S = 0.5
 RETRY_S = 0.5
