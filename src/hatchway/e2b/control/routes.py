@@ -14,18 +14,21 @@ from hatchway.e2b.errors import E2bError, answer
 from hatchway.e2b.wrapper import Wrapper
 
 
-def _absent(what: str) -> Handler:
+def _absent(what: str, instead: str) -> Handler:
     async def refuse(_: Call) -> Response:
-        raise unsupported(what)
+        raise unsupported(what, instead)
 
     return refuse
 
 
-_BUILDS, _VOLUMES, _SECRETS, _TAGS = (
-    _absent(what)
-    for what in ("Building templates over this API", "Volumes", "Secrets", "Tagging templates over this API")
+_BUILDS = _absent(
+    "Building and changing templates over this API is", "Keep a sandbox as a template instead: create_snapshot(name=…)."
 )
-_LOGS, _ADMIN = _absent("Reading logs over this API"), _absent("Administration over this API")
+_TAGS = _absent("Tagging templates over this API is", "Keep a snapshot under another name instead.")
+_VOLUMES = _absent("Volumes are", "Files are kept by snapshots, and by a pause.")
+_SECRETS = _absent("Secrets are", "Credentials keep them out of sandboxes: `hatchway credentials`.")
+_LOGS = _absent("Reading logs over this API is", "`hatchway logs` shows what commands wrote.")
+_ADMIN = _absent("Administration over this API is", "`hatchway --help` shows the commands for it.")
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v2/sandboxes", creation.create),

@@ -166,9 +166,9 @@ def unknown(template_id: str) -> E2bError:
     return E2bError(404, f"Template {template_id[:200]!r} was not found.")
 
 
-def unsupported(what: str) -> E2bError:
-    """501."""
-    return E2bError(501, f"{what} is not supported here.", retry=False)
+def unsupported(what: str, instead: str) -> E2bError:
+    """501. `what` is the beginning of a sentence, `instead` says what does the same here."""
+    return E2bError(501, f"{what} not supported here. {instead}", retry=False)
 
 
 async def _by_name(call: Call) -> "dict[str, list[Template]]":

@@ -1,6 +1,6 @@
 """Like `use_python.py`, with the SDK's `AsyncSandbox` and what belongs to it; methods are told under the names of the other one's classes.
 
-What the SDK does over commands alone (git) is not done again. What ends while it is used, and what lives through pauses, is tried here.
+What ends while it is used, and what lives through pauses, is tried here.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
+import git_steps
 from e2b import AsyncSandbox
 from e2b.sandbox.commands.command_handle import PtySize
 from use_python import has, takes
@@ -26,9 +27,10 @@ CLASSES = {
     "Pty": "e2b.sandbox_async.commands.pty.Pty",
     "Filesystem": "e2b.sandbox_async.filesystem.filesystem.Filesystem",
     "WatchHandle": "e2b.sandbox_async.filesystem.watch_handle.AsyncWatchHandle",
+    "Git": "e2b.sandbox_async.git.Git",
 }
 PATIENCE_S = 60.0
-ROUNDS = 3
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
 Use = Callable[[Any], Awaitable[None]]
 
 results: dict[str, str] = {}
@@ -295,6 +297,20 @@ async def a_watch(sandbox: Any) -> None:
     await other.files.write("seen/new.txt", "x")
     await wait_for(lambda: "new.txt" in seen, "events")
     await watch.stop()
+
+
+# -- git
+
+
+@use(*git_steps.METHODS)
+async def git(sandbox: Any) -> None:
+    """The commands of `Sandbox`, see `git_steps`."""
+    commands = git_steps.AsyncCommands(sandbox.commands)
+    own = type(sandbox.git)(commands)
+    for step in git_steps.STEPS:
+        if step.method != git_steps.WRITE:
+            git_steps.check(step, await getattr(own, step.method)(*step.arguments, **step.more))
+    assert not commands.told, f"this is not asked for: {commands.told}"
 
 
 async def use_all(wanted: set[str]) -> None:
