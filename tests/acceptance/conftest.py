@@ -32,6 +32,8 @@ class Service:
     environ: dict[str, str] = field(default_factory=dict)
     before: frozenset[str] = frozenset()
     """Ids of the sandboxes that were there before the tests."""
+    inside: tuple[str, ...] = ()
+    """What command lines begin with, where it runs in a network namespace of its own; `client` does not reach it then."""
 
     def __post_init__(self) -> None:
         without = ("HATCHWAY_URL", "HATCHWAY_API_KEY")
@@ -70,14 +72,16 @@ class Service:
         if "input" not in options:
             options.setdefault("stdin", subprocess.DEVNULL)
         options.setdefault("timeout", WITHIN_S)
-        return subprocess.run([*HATCHWAY, *arguments], env=self.environ, capture_output=True, check=False, **options)
+        return subprocess.run(
+            [*self.inside, *HATCHWAY, *arguments], env=self.environ, capture_output=True, check=False, **options
+        )
 
     def start(self, *command: str, **options: Any) -> "subprocess.Popen[bytes]":
         """Starts a program of a user with this service in its environment; its output can be read."""
         options.setdefault("stdin", subprocess.DEVNULL)
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", subprocess.PIPE)
-        return subprocess.Popen(list(command), env=self.environ, **options)
+        return subprocess.Popen([*self.inside, *command], env=self.environ, **options)
 
     def sandboxes(self) -> list[dict[str, Any]]:
         """What `hatchway ls` shows, apart from what was there before the tests."""

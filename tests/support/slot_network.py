@@ -99,18 +99,19 @@ class Slot:
 
     def in_slot(self, call: Callable[[], T]) -> T:
         """Calls in the slot's namespace."""
-        return _within(self._slot, call)
+        return within(self._slot, call)
 
     def in_guest(self, call: Callable[[], T]) -> T:
         """Calls in the guest's namespace."""
-        return _within(self._guest, call)
+        return within(self._guest, call)
 
     def guest_command(self, *argv: str) -> list[str]:
         """A command line that runs in the guest's namespace."""
         return ["ip", "netns", "exec", self._guest, *argv]
 
 
-def _within(namespace: str, call: Callable[[], T]) -> T:
+def within(namespace: str, call: Callable[[], T]) -> T:
+    """Calls in a named network namespace, on a thread of its own; sockets that it makes stay there."""
     done: list[T] = []
     failed: list[BaseException] = []
 
