@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -313,6 +314,8 @@ static void get_line(int fd, char *to, size_t room)
     to[strcspn(to, "\n")] = 0;
 }
 
+static bool has_host_keys(void);
+
 void setup_first(void)
 {
     memset(small_environment, 1, sizeof small_environment); /* the pages are there from now on */
@@ -338,6 +341,7 @@ void setup_first(void)
         error = put_boot_id(id); /* the page is there from now on */
     if (error)
         say("identity files: %s", strerror(error));
+    has_host_keys(); /* looked at once before anything is restored */
 }
 
 /* ---- the request ---- */
@@ -444,11 +448,48 @@ enum { KEYS_WITHIN_S = 10 };
 static uint32_t keys_request;
 static bool keys_under_way;
 
-/* Whether the sandbox has keys of a host: only then is there anything to renew. */
+static int etc_watch = -1; /* tells that something came to /etc since it was armed */
+
+/* Watches /etc for one change. Whoever moves it away, or mounts something over it, changes it too as far as it can be seen; a mount is not. */
+static bool arm_etc_watch(void)
+{
+    char path[32];
+    if (etc_watch < 0)
+        etc_watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    int etc = etc_watch < 0 ? -1 : open_in_root("/etc", O_PATH | O_DIRECTORY, 0);
+    if (etc < 0)
+        return false;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", etc);
+    int watch = inotify_add_watch(etc_watch, path, IN_CREATE | IN_MOVED_TO | IN_MOVE_SELF | IN_DELETE_SELF | IN_ONESHOT | IN_ONLYDIR);
+    close(etc);
+    return watch >= 0;
+}
+
+static bool etc_has_changed(void)
+{
+    _Alignas(struct inotify_event) char events[2 * (sizeof(struct inotify_event) + 256)];
+    bool changed = false;
+    while (read(etc_watch, events, sizeof events) > 0)
+        changed = true;
+    return changed || errno != EAGAIN;
+}
+
+/* Whether the sandbox has keys of a host: only then is there anything to renew. Where there is no folder for them, a look at what is watched
+   says that there still is none: to walk the paths anew takes longer after a restore than all the rest of a SETUP. */
 static bool has_host_keys(void)
 {
     static const char *const names[] = {"rsa", "ecdsa", "ed25519", "dsa"};
+    static bool no_folder;
     char path[64];
+    if (no_folder && !etc_has_changed())
+        return false;
+    bool armed = arm_etc_watch(); /* before the look, so that what comes behind it is told */
+    int folder = open_in_root("/etc/ssh", O_PATH | O_NOFOLLOW, 0);
+    no_folder = armed && folder == -ENOENT;
+    if (folder >= 0)
+        close(folder);
+    if (no_folder)
+        return false;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(path, sizeof path, "/etc/ssh/ssh_host_%s_key", names[i]);
         int fd = open_in_root(path, O_PATH | O_NOFOLLOW, 0);
