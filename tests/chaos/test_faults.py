@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.chaos_fixtures import api, world
-from tests.support.played_node import BUSY
+from tests.support.played_node import BUSY, read_disk, read_kept_memory
 from tests.support.played_world import ROLES, PlayedWorld
 
 from hatchway.chaos.acts import Acts
@@ -127,6 +127,45 @@ async def _import(acts: Acts, box: Box) -> None:
     kept = answer.body["snapshot"]["id"]
     acts.model.kept[kept] = Kept(kept, box.id, SnapshotKind.FULL, box.memory, box.disk)
     assert spool.find(upload) is None, "what was taken in is not kept twice"
+    folder = _folder(acts) / "snapshots" / kept
+    assert (read_kept_memory(folder), read_disk(folder)) == (box.memory, box.disk)
+
+
+async def _with_archive_of_a_sandbox(acts: Acts, box: Box) -> None:
+    """It is suspended, and its archive lies in the world's folder."""
+    await acts.do(box, Verb.SUSPEND)
+    archive = _folder(acts) / "sandbox.archive"
+    archive.unlink(missing_ok=True)
+    operation = await acts.succeeded(await acts.verb(box, Verb.EXPORT, include_template=False), box, None)
+    assert operation is not None
+    (_folder(acts) / "exports" / f"{operation['result']['export']}.archive").rename(archive)
+
+
+async def _import_sandbox(acts: Acts, box: Box) -> None:
+    """Has a sandbox made of it, which is then as good as its source."""
+    spool, upload = Spool(_folder(acts) / "uploads"), new_id()
+    shutil.copy(_folder(acts) / "sandbox.archive", spool.path(upload))
+    spool.put(upload, Entry(project="default", expires_at=time.time() + 3600))
+    answer = await acts.api.post("/v1/imports", {"upload": upload})
+    while answer.status in (404, 503):  # its node is away
+        await asyncio.sleep(0.05)
+        answer = await acts.api.post("/v1/imports", {"upload": upload})
+    acts.note(f"import: {answer.status} {answer.code}")
+    operation = await acts.succeeded(answer, None, None)
+    made = acts.model.created(answer.body["sandbox"]["id"], None)
+    if operation is None:
+        made.state = State((await acts.api.get(f"/v1/sandboxes/{made.id}")).body["sandbox"]["state"])
+        assert made.state in (State.FAILED, State.DELETED), made
+        if made.state is State.DELETED:
+            del acts.model.boxes[made.id]
+        else:
+            await acts.do(made, Verb.DELETE)
+        spool.remove(upload)
+        return
+    made.state, made.memory, made.disk = State.SUSPENDED, box.memory, box.disk
+    assert spool.find(upload) is None, "what was taken in is not kept twice"
+    assert isinstance(acts.ground, PlayedWorld)
+    assert acts.ground.kept(made.id) == (made.memory, made.disk)
 
 
 def _folder(acts: Acts) -> Path:
@@ -135,6 +174,9 @@ def _folder(acts: Acts) -> Path:
 
 
 CASES = {
+    "import of a sandbox": Case(
+        _with_archive_of_a_sandbox, _import_sandbox, ("done.sandbox.import", "call.sandbox.import")
+    ),
     "import of a snapshot": Case(_with_archive, _import, ("file.snapshot.json", "done.snapshot.import")),
     "create": Case(_to(), _create, ("file.record.json", "phase.ready", "vm.launched", "launcher.spawned")),
     "pause": Case(_to(), _do(Verb.PAUSE), ("vm-did.pause",)),

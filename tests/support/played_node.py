@@ -24,6 +24,8 @@ from tests.support.played_launcher import alive, is_stopped, read_record
 from hatchway.domain.ids import new_id
 from hatchway.domain.shapes import Shape
 from hatchway.node import greeting
+from hatchway.node.artifacts import layers
+from hatchway.node.artifacts.extents import GRAIN, Extent
 from hatchway.node.artifacts.spool import Spool
 from hatchway.node.context import Context
 from hatchway.node.dataplane.tokens import TokenChecker
@@ -54,8 +56,6 @@ SHUT_DOWN = "shut-down"
 """In a machine's run folder: its guest powered it off."""
 BUSY = "busy"
 """In the node's folder: a text that the next guest that is let go on writes to its disk at once; then it is taken away."""
-_AT = 1 << 20
-"""Where in the topmost layer a guest keeps its text."""
 
 
 def _text(octets: bytes) -> str:
@@ -67,23 +67,29 @@ def read_disk(folder: Path) -> str:
     disk = disks.load(folder)
     if disk is None:
         return ""
-    with disk.top.open("rb") as file:
-        file.seek(_AT)
-        return _text(file.read(PAGE))
+    return next((_text(bytes(one.data[:PAGE])) for one in layers.flattened(disk) if one.data), "")
 
 
 def write_disk(folder: Path, text: str) -> None:
     """Writes as the guest."""
     disk = disks.load(folder)
     assert disk is not None
-    with disk.top.open("r+b") as file:
-        file.seek(_AT)
-        file.write(text.encode().ljust(PAGE, b"\0"))
+    new = disk.top.with_name(".written")
+    new.unlink(missing_ok=True)
+    layers.write_layer(new, disk.size(), [Extent(0, GRAIN, text.encode().ljust(GRAIN, b"\0"))])
+    new.rename(disk.top)
 
 
 def read_memory(run_folder: Path) -> str:
     """What a guest has in its memory."""
     return _text((run_folder / MEMORY).read_bytes())
+
+
+def read_kept_memory(capture: Path) -> str:
+    """What a guest had in its memory when it was captured."""
+    octets = (capture / captures.DIFF).read_bytes()
+    # Of what was imported all of the memory is the base, which nothing was changed of.
+    return _text(octets[-PAGE:] if len(octets) > PAGE else (capture / captures.BASE).read_bytes()[:PAGE])
 
 
 def write_memory(run_folder: Path, text: str) -> None:
@@ -265,7 +271,7 @@ class PlayedDriver:
         if disks.load(spec.folder) is None:
             await asyncio.to_thread(captures.copy_disk, folder, spec.folder)
         await asyncio.to_thread(captures.keep_base, spec.folder, memory)
-        text = _text(memory.read_bytes()[:PAGE]) if shared else _text((folder / captures.DIFF).read_bytes()[-PAGE:])
+        text = _text(memory.read_bytes()[:PAGE]) if shared else read_kept_memory(folder)
         return await self._launch(spec, text, paused=True, launched=launched)
 
     async def _revive_beside(
@@ -282,7 +288,7 @@ class PlayedDriver:
             reached("vm", "awaited")
             await asyncio.to_thread(self.verify, folder, spec)
             await asyncio.to_thread(captures.filled, folder, disk)
-            write_memory(vm.agent_socket, _text((folder / captures.DIFF).read_bytes()[-PAGE:]))
+            write_memory(vm.agent_socket, read_kept_memory(folder))
         except BaseException:
             await vm.close()
             with contextlib.suppress(VmmError):

@@ -195,6 +195,10 @@ class PlayedWorld:
         """What is on a sandbox's disk."""
         return played_node.read_disk(self.sandbox_folder(sandbox_id))
 
+    def kept(self, sandbox_id: str) -> tuple[str, str]:
+        """What a suspended sandbox has kept of its memory, and what is on its disk."""
+        return played_node.read_kept_memory(self.sandbox_folder(sandbox_id) / "suspended"), self.disk(sandbox_id)
+
     async def die(self, sandbox_id: str, *, shut_down: bool) -> None:
         """A machine ends by itself: killed, or powered off by its guest."""
         record = read_record(self.run_folder(sandbox_id))
@@ -223,8 +227,8 @@ class PlayedWorld:
                   if states.get(path.name) not in ("running", "paused")]  # fmt: skip
         root = self.folder / "sandboxes"
         for folder in root.iterdir():
-            if folder.name == ".forks":
-                found += [f"a capture that branches were made from: {path}" for path in folder.iterdir()]
+            if folder.name in (".forks", ".imports"):
+                found += [f"what branches or an import were made from: {path}" for path in folder.iterdir()]
             elif folder.name not in states:
                 found.append(f"a folder of {folder.name}, which is not there")
             else:
