@@ -1,6 +1,6 @@
 """Baked snapshots that all services of the tests share: the first that needs one makes it, the others get it under another name.
 
-A key says what a baked snapshot was made of, and nothing ever writes to one (its files are hard links of each other here).
+A key says what a baked snapshot was made of, and nothing ever writes to one: its files are hard links of each other where one user has them.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def alone() -> Iterator[None]:
 def lend(data_dir: Path) -> None:
     """Gives the service of this data folder, which has come up before, what there is."""
     for made in _whole(_kept()):
-        _link(made, data_dir / "node" / "baked")
+        _link(made, data_dir / "node" / "baked", owned=True)
 
 
 def keep(data_dir: Path) -> None:
@@ -52,7 +52,18 @@ def _whole(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".") and (path / "bake.json").exists()]
 
 
-def _link(made: Path, folder: Path) -> None:
+def _place(source: Path, target: Path, owner: os.stat_result) -> None:
+    """Another name where the file has that owner, else a copy: a node gives what a machine's memory was mapped from other names of its own, and
+    the kernel lets nobody do that with files of others (`fs.protected_hardlinks`). Without it the machine could not be captured."""
+    if source.stat().st_uid == owner.st_uid or os.geteuid() != 0:
+        files.place(source, target)
+        return
+    files.sparse_copy(source, target)
+    os.chown(target, owner.st_uid, owner.st_gid)
+    target.chmod(0o444)
+
+
+def _link(made: Path, folder: Path, *, owned: bool = False) -> None:
     if (folder / made.name).exists():
         return
     owner = folder.stat()
@@ -61,7 +72,7 @@ def _link(made: Path, folder: Path) -> None:
     try:
         with contextlib.suppress(FileNotFoundError):  # its service removed it meanwhile
             for path in made.iterdir():
-                files.place(path, linking / path.name)
+                _place(path, linking / path.name, owner if owned else path.stat())
             os.chown(linking, owner.st_uid, owner.st_gid)
             linking.chmod(0o755)
             with contextlib.suppress(OSError):  # another one was faster
