@@ -125,6 +125,17 @@ def test_connection_cannot_take_away_what_belongs_to_the_message() -> None:
     ]
 
 
+def test_what_belongs_to_a_connection_stays_there_however_it_is_written() -> None:
+    """Programs that are told of fields by variables take `Transfer_Encoding` for `Transfer-Encoding`."""
+    raw = [
+        (b"Transfer_Encoding", b"chunked"),
+        (b"keep_alive", b"1"),
+        (b"Content-Length", b"5"),
+        (b"Proxy_Connection", b"x"),
+    ]
+    assert [name for name, _ in fields_of(*raw)][:-3] == [b"Content-Length"]
+
+
 def test_an_upgrade_is_one_without_a_body() -> None:
     asked = ((b"Connection", b"keep-alive, Upgrade"), (b"Upgrade", b"websocket"))
     assert (b"Upgrade", b"websocket") in fields_of(*asked)

@@ -4,49 +4,20 @@ What says how a message goes over one connection stays there; what only we read,
 what tells the guest about the client comes from us alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import h11
 
 from hatchway.domain.key_forms import is_key
 from hatchway.e2b.errors import E2bError
+from hatchway.wire.relayed_heads import ABOUT_THE_CLIENT, HOP_BY_HOP, Fields, nominated, of_the_client, without_domain
 
-Fields = Sequence[tuple[bytes, bytes]]
-
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"expect",
-    }
-)
-_OURS = frozenset(
-    {
-        b"e2b-sandbox-id",
-        b"e2b-sandbox-port",
-        b"e2b-traffic-access-token",
-        b"forwarded",
-        b"x-forwarded-for",
-        b"x-forwarded-host",
-        b"x-forwarded-port",
-        b"x-forwarded-proto",
-        b"x-forwarded-server",
-        b"x-real-ip",
-    }
-)
-_NOT_TAKEN = _HOP_BY_HOP | _OURS
+_OURS = frozenset({b"e2b-sandbox-id", b"e2b-sandbox-port", b"e2b-traffic-access-token"})
+_HOP_BY_HOP = HOP_BY_HOP | {b"trailer", b"expect"}
+_NOT_TAKEN = _HOP_BY_HOP | ABOUT_THE_CLIENT | _OURS
 """Not taken from a client, however it writes them: servers take `_` for `-`."""
 _WITHOUT_BODY = frozenset({101, 204, 304})
-_KEPT = frozenset({b"host", b"content-length", b"cookie", b"set-cookie"})
-"""Not to be removed by naming them in `Connection`."""
 
 
 def first_of_each(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -74,13 +45,13 @@ class Forwarding:
         Raises `E2bError` 400 for what HTTP does not admit, though our server took it.
         """
         lower = [(name.lower(), value) for name, value in raw]
-        nominated = _listed(lower, b"connection") - _KEPT
+        about_connection = nominated(lower)
         kept = [(b"Host", (self.masked if self.masked is not None else self.host).encode("latin-1"))]
         kept += [
             (name, value)
             for name, value in lower
             if name != b"host"
-            and name not in nominated
+            and name not in about_connection
             and name.replace(b"_", b"-") not in _NOT_TAKEN
             and not is_key(value)  # SDKs send theirs with whatever goes to the same URL
         ]
@@ -94,11 +65,7 @@ class Forwarding:
             kept += [(b"Connection", b"Upgrade"), (b"Upgrade", upgrade)]
         else:
             kept.append((b"Connection", b"close"))  # this connection is for this request
-        kept += [
-            (b"X-Forwarded-For", self.peer.encode("ascii", "replace")),
-            (b"X-Forwarded-Host", self.host.encode("latin-1")),
-            (b"X-Forwarded-Proto", b"https" if self.secure else b"http"),
-        ]
+        kept += of_the_client(self.peer, self.host.encode("latin-1"), secure=self.secure)
         try:
             return h11.Request(method=method.encode("ascii"), target=target, headers=kept)
         except (h11.LocalProtocolError, UnicodeEncodeError) as error:
@@ -112,24 +79,13 @@ def answer_fields(raw: Fields, status: int) -> list[tuple[bytes, bytes]]:
     with a status that has no body, whatever the guest says of what it would have been.
     """
     lower = [(name.lower(), value) for name, value in raw]
-    nominated = _listed(lower, b"connection") - _KEPT
+    about_connection = nominated(lower)
     measured = status not in _WITHOUT_BODY and all(name != b"transfer-encoding" for name, _ in lower)
     kept = []
     for name, value in lower:
-        if name in _HOP_BY_HOP or name in nominated or (name == b"content-length" and not measured):
+        if name in _HOP_BY_HOP or name in about_connection or (name == b"content-length" and not measured):
             continue
         if name == b"set-cookie":
-            value = _host_only(value)
+            value = without_domain(value)
         kept.append((name, value))
     return kept
-
-
-def _listed(lower: Fields, wanted: bytes) -> set[bytes]:
-    return {one.strip().lower() for name, value in lower if name == wanted for one in value.split(b",")} - {b""}
-
-
-def _host_only(value: bytes) -> bytes:
-    """A cookie of the own name alone, whatever domain the guest asks for: other sandboxes have names under the same one."""
-    pair, *attributes = value.split(b";")
-    kept = [one for one in attributes if one.partition(b"=")[0].strip().lower() != b"domain"]
-    return b";".join([pair, *kept])

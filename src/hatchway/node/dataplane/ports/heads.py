@@ -4,41 +4,23 @@ Both heads are written anew: hop-by-hop fields end here, there is one way to tel
 API keys stay with us, and what the guest is told about the client comes from us alone.
 """
 
-from collections.abc import Sequence
-
 from hatchway.domain.errors import InvalidRequest
 from hatchway.domain.key_forms import is_key
 from hatchway.node.dataplane.ports.access import COOKIE, HEADER, SECURE_COOKIE
-
-Fields = Sequence[tuple[bytes, bytes]]
-
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"transfer-encoding",
-        b"upgrade",
-    }
+from hatchway.wire.relayed_heads import (
+    ABOUT_THE_CLIENT,
+    END_TO_END,
+    HOP_BY_HOP,
+    Fields,
+    listed,
+    nominated,
+    of_the_client,
+    without_domain,
 )
-_OURS = frozenset(
-    {
-        HEADER,
-        b"forwarded",
-        b"x-forwarded-for",
-        b"x-forwarded-host",
-        b"x-forwarded-port",
-        b"x-forwarded-proto",
-        b"x-forwarded-server",
-        b"x-real-ip",
-    }
-)
+
+_OURS = ABOUT_THE_CLIENT | {HEADER}
+_NOT_TAKEN = HOP_BY_HOP | _OURS
 """Not taken from a client, however it writes them: servers take `_` for `-`."""
-_END_TO_END = frozenset({b"host", b"content-length", b"cookie", b"set-cookie"})
-"""Not to be removed by naming them in `Connection`."""
 _COOKIES = (COOKIE.encode(), SECURE_COOKIE.encode())
 
 
@@ -63,11 +45,11 @@ def request_fields(
             "The length of the body can be read in two ways: Content-Length, and Transfer-Encoding or HTTP/1.0.",
             "Send one of them.",
         )
-    nominated = _nominated(lower)
+    about_connection = nominated(lower)
     kept = []
     for name, value in raw:
         key = name.lower()
-        if key in _HOP_BY_HOP or key in nominated or key.replace(b"_", b"-") in _OURS or is_key(value):
+        if key.replace(b"_", b"-") in _NOT_TAKEN or key in about_connection or is_key(value):
             continue
         if key == b"cookie":
             value = _without_our_cookies(value)
@@ -77,13 +59,9 @@ def request_fields(
     if chunked:
         kept.append((b"Transfer-Encoding", b"chunked"))
     upgrade = [value for name, value in lower if name == b"upgrade"]
-    if upgrade and b"upgrade" in _listed(lower, b"connection") and not chunked and not measured:
+    if upgrade and b"upgrade" in listed(lower, b"connection") and not chunked and not measured:
         kept += [(b"Connection", b"Upgrade"), (b"Upgrade", b", ".join(upgrade))]
-    kept += [
-        (b"X-Forwarded-For", peer.encode("ascii", "replace")),
-        (b"X-Forwarded-Host", host),
-        (b"X-Forwarded-Proto", b"https" if secure else b"http"),
-    ]
+    kept += of_the_client(peer, host, secure=secure)
     return kept
 
 
@@ -94,11 +72,11 @@ def answer_fields(raw: Fields, *, http_version: bytes, upgraded: bool = False) -
     measured = any(name == b"content-length" for name, _ in lower)
     if chunked and (measured or http_version < b"1.1"):
         raise AmbiguousAnswer("the length of its body can be read in two ways")
-    nominated = _nominated(lower)
+    about_connection = nominated(lower)
     kept = []
     for name, value in raw:
         key = name.lower()
-        if key in _HOP_BY_HOP or key in nominated:
+        if key in HOP_BY_HOP or key in about_connection:
             continue
         if key == b"set-cookie":
             cookie = _host_only(value)
@@ -114,16 +92,8 @@ def answer_fields(raw: Fields, *, http_version: bytes, upgraded: bool = False) -
 
 def trailer_fields(raw: Fields) -> list[tuple[bytes, bytes]]:
     """What may come behind a body."""
-    unfit = _HOP_BY_HOP | _OURS | _END_TO_END | {b"authorization", b"trailer"}
+    unfit = _NOT_TAKEN | END_TO_END | {b"authorization", b"trailer"}
     return [(name, value) for name, value in raw if name.lower().replace(b"_", b"-") not in unfit and not is_key(value)]
-
-
-def _listed(lower: Fields, wanted: bytes) -> set[bytes]:
-    return {one.strip().lower() for name, value in lower if name == wanted for one in value.split(b",")} - {b""}
-
-
-def _nominated(lower: Fields) -> set[bytes]:
-    return _listed(lower, b"connection") - _END_TO_END
 
 
 def _without_our_cookies(value: bytes) -> bytes:
@@ -133,10 +103,8 @@ def _without_our_cookies(value: bytes) -> bytes:
 
 def _host_only(value: bytes) -> bytes | None:
     """A cookie for the port's own name only, whatever domain the guest asks for; None for one that would take the place of ours."""
-    pair, *attributes = value.split(b";")
-    name, _, content = pair.partition(b"=")
+    name, _, content = value.partition(b";")[0].partition(b"=")
     # A cookie without a name comes back as its content alone: `=ours=x` as `ours=x`.
     if (name.strip() or content.partition(b"=")[0].strip()) in _COOKIES:
         return None
-    kept = [one for one in attributes if one.partition(b"=")[0].strip().lower() != b"domain"]
-    return b";".join([pair, *kept])
+    return without_domain(value)
