@@ -91,9 +91,8 @@ def test_the_command_says_what_belongs_into_the_settings(tmp_path: Path) -> None
     settings = said.split("\n\n")[1]
     (tmp_path / "hatchway.toml").write_text(settings)
     (tmp_path / "hatchway.toml").chmod(0o600)
-    assert tomllib.loads(settings)["e2b"]["domain"] == "sbx.example"
     read = configuration.settings(tmp_path)
-    assert read.e2b_domain == "sbx.example"
+    assert tomllib.loads(settings)["e2b"]["domain"] == read.e2b_domain == f"sbx.example:{read.e2b_port}"
     assert read.e2b_tls is not None
     assert profile.load_tls(read.e2b_tls)
     trusted = json.loads(hatchway("ca", "--domain", "sbx.example", "--json"))["ca"]

@@ -30,6 +30,7 @@ def certificate(domain: Domain, data_dir: DataDir = None, json: Json = False) ->
 
     def body() -> int:
         from hatchway.supervisor import certificates
+        from hatchway.supervisor.settings import DEFAULT_E2B_PORT
 
         files = certificates.make_certificate(data_folder(data_dir), domain, datetime.datetime.now(datetime.UTC))
         name = files.folder.name
@@ -39,7 +40,9 @@ def certificate(domain: Domain, data_dir: DataDir = None, json: Json = False) ->
             )  # fmt: skip
             return 0
         print("In hatchway.toml:\n")
-        print(f'[e2b]\ndomain = "{name}"\ncertificate = "{files.certificate}"\nkey = "{files.key}"\n')
+        # SDKs are told the domain as it stands there, and go to port 443 without one.
+        print(f'[e2b]\ndomain = "{name}:{DEFAULT_E2B_PORT}"    # where `port` or `--e2b-port` is another: with that')
+        print(f'certificate = "{files.certificate}"\nkey = "{files.key}"\n')
         print(_trust(str(files.authority)))
         return 0
 
@@ -65,7 +68,7 @@ def ca(domain: Domain, data_dir: DataDir = None, json: Json = False) -> None:
 def _trust(path: str) -> str:
     return (
         "Where clients run:\n\n"
-        f"SSL_CERT_FILE={path}          # Python: this authority alone, for a bundle see the guide\n"
+        f"SSL_CERT_FILE={path}          # Python: this authority and no other\n"
         f"NODE_EXTRA_CA_CERTS={path}    # JavaScript, and E2B's CLI\n\n"
         f"or, for all programs of a Debian machine: install -m 644 {path} /usr/local/share/ca-certificates/hatchway-e2b.crt && update-ca-certificates"
     )

@@ -57,11 +57,11 @@ def shown(error: E2bError) -> dict[str, Any]:
 
 
 def of_client(error: ours.HatchwayError) -> E2bError:
-    """What API v1 refused, or that it was not there, in E2B's words. Nothing that the client said of a failed request was done, or is kept by it."""
+    """What API v1 refused, or that it was not there, in E2B's words. A client may repeat by itself what was surely not done."""
     text = f"{error.cause} {error.remedy}".strip()
     match error:
         case ours.Unauthenticated():
-            return E2bError(401, f"{text} An API key of E2B's form is made with `hatchway keys create --e2b`.")
+            return E2bError(401, f"{text} An API key of E2B's form is made with `hatchway keys create NAME --e2b`.")
         case ours.Gone():
             return E2bError(404, text)
         case ours.Unprocessable() | ours.TooLarge() | ours.UnsupportedMedia():

@@ -162,5 +162,7 @@ def _key(request: Request) -> str:
             key = ""
     key = key.strip()
     if not key or not key.isascii() or not key.isprintable():
-        raise E2bError(401, "The request has no API key: send it as X-API-KEY. `hatchway keys create --e2b` makes one.")
+        raise E2bError(
+            401, "The request has no API key: send it as X-API-KEY. `hatchway keys create NAME --e2b` makes one."
+        )
     return key
