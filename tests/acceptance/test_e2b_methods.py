@@ -5,7 +5,6 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -137,12 +136,3 @@ def test_git_is_the_same_commands_in_every_sdk(use: Callable[[str], Used]) -> No
 def test_the_guide_names_no_method_that_no_sdk_has(use: Callable[[str], Used]) -> None:
     there = {method for name in ALL for method in use(name)["public"]}
     assert set(said()) <= there
-
-
-def test_the_programs_are_there() -> None:
-    assert all(
-        path.exists()
-        for path in map(
-            Path, (PROGRAMS / one for one in ("use_python.py", "use_python_async.py", "use_javascript.mjs"))
-        )
-    )

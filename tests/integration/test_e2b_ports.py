@@ -493,6 +493,15 @@ async def test_a_sandbox_that_runs_is_not_asked_about_again_and_again(ground: Gr
     assert ground.control.looks < 5
 
 
+# -- commands and files
+
+
+@pytest.mark.parametrize(("secure", "status"), [(True, 401), (False, 404)])
+async def test_a_sandbox_that_was_made_without_a_token_takes_everybody(ground: Ground, secure: bool, status: int):
+    ground.control.settings = {"template": "base", "secure": secure}
+    assert (await ground.refusal(ground.head(49983, target="/nothing-here")))[0] == status
+
+
 # -- by host name, over TLS
 
 

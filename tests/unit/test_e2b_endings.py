@@ -1,7 +1,7 @@
 """Streams of a sandbox are cut when it stops running: what is told of it, what is asked, and what may come in between."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +9,11 @@ import pytest
 
 from hatchway.client import NotFound
 from hatchway.client import errors as ours
+from hatchway.e2b.envd import connect
+from hatchway.e2b.envd.calls import OnStream, OnUnary
 from hatchway.e2b.envd.endings import Endings
+from hatchway.e2b.envd.requests import Request
+from hatchway.e2b.identity import Identity
 
 ONE, OTHER = "a" * 20, "b" * 20
 WITHIN_S = 20
@@ -154,3 +158,37 @@ async def test_nobody_is_listened_to_for_no_stream(told: Told) -> None:
     told.tell(None)
     await asyncio.wait_for(late.future, WITHIN_S)
     late.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_deadline_of_a_call_ends_it_with_an_error(told: Told, stream: bool) -> None:
+    """As an HTTP status where there is one message, and in the last frame where there may be many."""
+    octets = connect.frame({}) if stream else b"{}"
+    coming = iter([{"type": "http.request", "body": octets, "more_body": False}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if (message := next(coming, None)) is not None:
+            return message
+        return await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def never(*_: Any) -> object:
+        return await asyncio.Event().wait()
+
+    async def silent(*_: Any) -> AsyncGenerator[object, None]:
+        yield await never()
+
+    kind = connect.STREAM_TYPE if stream else connect.UNARY_TYPE
+    headers = {"content-type": kind, "connect-timeout-ms": "20"}
+    endings = Endings(told, linger_s=0.0)
+    request = Request({"type": "http"}, receive, headers, ONE, told, Identity(b"s" * 32), endings)
+    call = OnStream(silent, {}) if stream else OnUnary(never)
+    async with asyncio.timeout(WITHIN_S):
+        await call(request, send)
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert sent[0]["status"] == (200 if stream else 504)
+    assert b'"code":"deadline_exceeded"' in body
+    assert (body[0] == connect.END) == stream

@@ -3,12 +3,12 @@
 import asyncio
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlencode
 
 import msgspec
 from starlette.responses import Response
 
+from hatchway.domain.ids import is_id
 from hatchway.e2b import settings as kept
 from hatchway.e2b.control import views
 from hatchway.e2b.control.calls import Call, answer
@@ -16,12 +16,12 @@ from hatchway.e2b.control.templates import canonical
 from hatchway.e2b.errors import E2bError
 from hatchway.wire.behalf import ANNOTATION
 
-if TYPE_CHECKING:
-    pass
-
 STATES = {"running": ("running",), "paused": views.PAUSED}
+RUNNING = {"state": "running"}
+"""What API v1 is asked for where those that run are meant."""
 MAX_LIMIT = 100
 MOST_AT_ONCE = 500
+"""Sandboxes that API v1 is asked for at once where all are wanted."""
 
 _LIMIT = re.compile(r"[0-9]{1,9}")
 
@@ -69,9 +69,6 @@ async def list_v1(call: Call) -> Response:
         if page.next_cursor is None:
             return answer(found)
         asked["cursor"] = page.next_cursor
-
-
-RUNNING = {"state": "running"}
 
 
 async def count(call: Call, **filters: str) -> int:
@@ -126,8 +123,6 @@ def _instant(given: str) -> float:
 
 def _template(given: str) -> str:
     """The template as it is kept with its sandboxes. A tag is not looked for, but that of snapshots is a part of their ids."""
-    from hatchway.domain.ids import is_id
-
     name, _, tag = given.partition(":")
     if is_id(name) and tag in ("", views.TAG):
         return views.snapshot_id(name)

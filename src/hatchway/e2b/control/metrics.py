@@ -84,7 +84,7 @@ async def of_team(call: Call) -> Response:
     """GET /teams/{id}/metrics: how many sandboxes of the key's project run, and how many are made in a second."""
     now = time.time()
     running, made = await asyncio.gather(
-        listing.count(call, state="running"), listing.count(call, created_after=repr(now - RATE_OVER_S))
+        listing.count(call, **listing.RUNNING), listing.count(call, created_after=repr(now - RATE_OVER_S))
     )
     sample = {"concurrentSandboxes": running, "sandboxStartRate": round(made / RATE_OVER_S, 4)}
     return answer([{"timestamp": views.time(now), "timestampUnix": int(now), **sample}])

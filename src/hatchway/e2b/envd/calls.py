@@ -42,8 +42,8 @@ class OnUnary:
             within = connect.timeout_s(request.headers)
             message = messages.of(await request.body(connect.MAX_MESSAGE))
             answer = await request.while_there(_bounded(self.handle(request, message), within))
-        except connect.Unsupported as error:
-            await _unsupported(error, request, send)
+        except connect.Unsupported:
+            await _unsupported(request, send)
         except (ConnectError, ours.HatchwayError) as error:
             failure = _failure(error, request)
             await _answer(request, send, failure.body(), failure.status)
@@ -61,14 +61,7 @@ class OnStream:
 
     async def __call__(self, request: Request, send: Send) -> None:
         """Answers one request."""
-        try:
-            connect.check_head(request.headers, stream=True)
-        except connect.Unsupported as error:
-            await _unsupported(error, request, send)
-            return
-        except ConnectError as error:
-            await _begin(send)
-            await send(_last(connect.end(error)))
+        if not await _is_stream(request, send):
             return
         last: bytes
         begun = False
@@ -109,14 +102,7 @@ class OnClientStream:
 
     async def __call__(self, request: Request, send: Send) -> None:
         """Answers one request."""
-        try:
-            connect.check_head(request.headers, stream=True)
-        except connect.Unsupported as error:
-            await _unsupported(error, request, send)
-            return
-        except ConnectError as error:
-            await _begin(send)
-            await send(_last(connect.end(error)))
+        if not await _is_stream(request, send):
             return
         try:
             within = connect.timeout_s(request.headers)
@@ -128,6 +114,20 @@ class OnClientStream:
             last = connect.frame(answer) + connect.end()
         await _begin(send)
         await send(_last(last))
+
+
+async def _is_stream(request: Request, send: Send) -> bool:
+    """Whether the head of a request is that of a stream; it is answered where it is not."""
+    try:
+        connect.check_head(request.headers, stream=True)
+    except connect.Unsupported:
+        await _unsupported(request, send)
+    except ConnectError as error:
+        await _begin(send)
+        await send(_last(connect.end(error)))
+    else:
+        return True
+    return False
 
 
 async def _messages(request: Request, silence_s: float | None = None) -> AsyncGenerator[Message, None]:
@@ -202,7 +202,7 @@ async def _say_lost(request: Request, send: Send) -> None:
         raise Cut from None
 
 
-async def _unsupported(error: connect.Unsupported, request: Request, send: Send) -> None:
+async def _unsupported(request: Request, send: Send) -> None:
     headers = {"accept-post": f"{connect.UNARY_TYPE}, {connect.STREAM_TYPE}"}
     await Response(None, 415, headers)(request.scope, request.receive, send)
 

@@ -7,7 +7,7 @@ import { pathToFileURL } from 'node:url'
 
 const folder = process.env.E2B_SDK
 const require = createRequire(`${folder}/package.json`)
-const { CommandExitError, Sandbox, Template, Volume, Secret } = await import(pathToFileURL(require.resolve('e2b').replace(/index\.js$/, 'index.mjs')))
+const { CommandExitError, Sandbox, Template, TimeoutError, Volume, Secret } = await import(pathToFileURL(require.resolve('e2b').replace(/index\.js$/, 'index.mjs')))
 const manifest = JSON.parse(readFileSync(`${folder}/node_modules/e2b/package.json`, 'utf8'))
 const PATIENCE_MS = 30_000
 // One of Python takes seconds to start under emulation.
@@ -81,9 +81,13 @@ use('Sandbox.list', 'a list', async (sandbox) => {
   assert((await all(Sandbox.list())).some((one) => one.sandboxId === sandbox.sandboxId), 'it is listed')
 })
 
-use('Sandbox.kill', 'a kill', async () => {
+use('Sandbox.kill CommandHandle.wait', 'a kill', async () => {
   const made = await Sandbox.create({ timeoutMs: 60_000 })
+  const handle = await made.commands.run('sleep 1000', { background: true, timeoutMs: 0 })
+  const ended = handle.wait().then(() => 'an orderly end', (error) => error)
   assert((await Sandbox.kill(made.sandboxId)) === true, 'the first')
+  const error = await ended
+  assert(error instanceof TimeoutError, `the stream ends with an error of the SDK: ${error}`)
   assert((await Sandbox.kill(made.sandboxId)) === false, 'the second')
 })
 
@@ -328,7 +332,7 @@ try {
       outcome = `${error?.constructor?.name}: ${error?.message ?? error}`.slice(0, 400)
     }
     console.error(`${name}: ${outcome} (${(Date.now() - began) / 1000} s)`)
-    for (const method of mine) results[method] = outcome
+    for (const method of mine) if ((results[method] ?? 'ok') === 'ok') results[method] = outcome
   }
 } finally {
   await sandbox.kill()

@@ -103,15 +103,25 @@ async def a_beta(_: Any) -> None:
 
 @use("Sandbox.pause", "Sandbox.connect")
 async def rounds_of_pause_and_resume(_: Any) -> None:
-    """Files, memory, what runs and the boot stay, from the second resume on too; by the handle that was there, and by a new one."""
+    """Files, memory, what runs and the boot stay, from the second resume on too; by the handle that was there, and by a new one.
+
+    What runs is heard again by its number, with what it writes from then on.
+    """
     one = await AsyncSandbox.create(timeout=300)
     try:
-        process = await one.commands.run("sleep 1000", background=True, timeout=0)
+        process = await one.commands.run(
+            "touch /dev/shm/rounds; exec tail -n0 -f /dev/shm/rounds", background=True, timeout=0
+        )
         script = "cat /proc/sys/kernel/random/boot_id"
         booted = (await one.commands.run(script)).stdout
         for number in range(ROUNDS):
             await one.files.write(f"kept/{number}", f"round {number}")
+            heard: list[str] = []
+            again = await one.commands.connect(process.pid, on_stdout=heard.append, timeout=0)
             await one.commands.run(f"echo {number} >>/dev/shm/rounds")
+            await wait_for(lambda heard=heard: heard, "what it wrote")
+            assert "".join(heard) == f"{number}\n", heard
+            await again.disconnect()
             await (one.pause() if has(one, "pause") else one.beta_pause())
             assert (await AsyncSandbox.get_info(one.sandbox_id)).state.value == "paused"
             if number % 2:
