@@ -14,7 +14,8 @@ from hatchway.domain.policy.assembly import TieredDocument
 from hatchway.domain.policy.compiled import Policy, compile_policy
 from hatchway.domain.policy.reading import load
 from hatchway.domain.policy.verdicts import Action, Flow, Protocol, Request, TlsMode
-from hatchway.e2b.network import ALL_TRAFFIC, NetworkRefused, denies_all, document, read, remaining, updated
+from hatchway.e2b.network import ALL_TRAFFIC, NetworkRefused, denies_all, read, updated
+from hatchway.e2b.network_policy import document, remaining
 
 NOW = datetime(2030, 3, 1, tzinfo=UTC)
 AT = NOW.timestamp()

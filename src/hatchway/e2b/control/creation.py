@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from hatchway.client import errors as ours
 from hatchway.domain.lifetimes import OnTimeout
-from hatchway.e2b import network
+from hatchway.e2b import network, network_policy
 from hatchway.e2b.control import templates, views
 from hatchway.e2b.control.calls import WITHIN_S, Call, answer, later
 from hatchway.e2b.errors import E2bError, of_client
@@ -65,7 +65,7 @@ async def _create(call: Call, body: NewSandbox, *, default_s: float, secure: boo
     timeout_s = default_s if body.timeout is None else body.timeout
     _check(body, timeout_s)
     internet = body.allow_internet_access
-    policy = network.document(network.read(body.network, internet=internet, secure=secure), _today())
+    policy = network_policy.document(network.read(body.network, internet=internet, secure=secure), _today())
     asked = {
         "metadata": body.metadata or {},
         "env": body.env_vars or {},

@@ -1,4 +1,4 @@
-"""PUT /sandboxes/{id}/network: another policy for a sandbox. `hatchway.e2b.network` says which."""
+"""PUT /sandboxes/{id}/network: another policy for a sandbox. `hatchway.e2b.network_policy` says which."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from hatchway.client import errors as ours
-from hatchway.e2b import network
+from hatchway.e2b import network, network_policy
 from hatchway.e2b.control.calls import Call, nothing
 from hatchway.e2b.control.finding import find
 from hatchway.e2b.errors import E2bError
@@ -22,7 +22,7 @@ async def put(call: Call) -> Response:
     if info.state != "running":
         raise E2bError(409, f'Sandbox "{info.id}" is not running.')
     given, internet = network.updated(settings.network, body)
-    policy = network.document(network.read(given, internet=internet, secure=settings.secure), datetime.now(UTC))
+    policy = network_policy.document(network.read(given, internet=internet, secure=settings.secure), datetime.now(UTC))
     settings = msgspec.structs.replace(settings, network=given or None, allow_internet_access=internet)
     changes = {"policy": {"document": policy}, "annotations": settings.annotation()}
     try:

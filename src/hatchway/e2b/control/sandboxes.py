@@ -7,7 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from hatchway.client import errors as ours
-from hatchway.e2b import network
+from hatchway.e2b import network_policy
 from hatchway.e2b.control import views
 from hatchway.e2b.control.calls import Call, answer, nothing
 from hatchway.e2b.control.creation import DEFAULT_TIMEOUT_S, DEFAULT_TIMEOUT_V1_S, on_timeout
@@ -82,7 +82,7 @@ async def get(call: Call) -> Response:
     shown = views.detail(call.wrapper, info, settings, token=settings.secure and await _may_command(call))
     if shown["allowInternetAccess"] is not False:
         effective = await call.run(policycalls.effective_policy(info.id))
-        if network.bars_internet(settings.network, effective.documents):
+        if network_policy.bars_internet(settings.network, effective.documents):
             shown["allowInternetAccess"] = False
     return answer(shown)
 
