@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hatchway.client import SandboxMetrics
 from hatchway.client import errors as ours
 from hatchway.client.aio import AsyncSandbox
+from hatchway.e2b.envd import environment
 from hatchway.e2b.envd.endings import RUNNING
 from hatchway.e2b.envd.requests import Request
 from hatchway.e2b.errors import E2bError
@@ -40,7 +41,10 @@ class Plain:
     async def envs(self, request: Request) -> dict[str, str]:
         """The environment that every process of the sandbox begins with, but for what depends on its user."""
         sandbox = await request.sandbox()
-        done = await sandbox.run(["/usr/bin/env", "-0"], user="root", cwd="/", timeout=ENV_WITHIN_S, max_output=MAX_ENV)
+        told = environment.of(sandbox.info)
+        done = await sandbox.run(
+            ["/usr/bin/env", "-0"], env=told, user="root", cwd="/", timeout=ENV_WITHIN_S, max_output=MAX_ENV
+        )
         if done.exit_code != 0:
             raise E2bError(500, "the environment of the sandbox cannot be read")
         pairs = (entry.partition("=") for entry in done.stdout.split("\0") if entry)

@@ -11,7 +11,8 @@ from hatchway.client import Conflict, Gone, NotFound, SessionInfo
 from hatchway.client import errors as ours
 from hatchway.client.aio import AsyncSandbox, AsyncSession
 from hatchway.client.events import Exit
-from hatchway.e2b.envd import connect, users
+from hatchway.client.models import SandboxInfo
+from hatchway.e2b.envd import connect, environment, users
 from hatchway.e2b.envd.calls import OnClientStream, OnStream, OnUnary
 from hatchway.e2b.envd.connect import ConnectError
 from hatchway.e2b.envd.messages import Message
@@ -65,8 +66,9 @@ class Process:
     # -- what runs
 
     async def _list(self, request: Request, _: Message) -> object:
-        infos = await self.processes.running(await request.sandbox())
-        return {"processes": [_shown(info) for info in infos if info.pid is not None]}
+        sandbox = await request.sandbox()
+        infos = await self.processes.running(sandbox)
+        return {"processes": [_shown(info, sandbox.info) for info in infos if info.pid is not None]}
 
     async def _start(self, request: Request, message: Message) -> AsyncGenerator[object, None]:
         sandbox = await request.sandbox()
@@ -119,7 +121,7 @@ class Process:
         timeout = wanted.timeout_s
         return await sandbox.start(
             wanted.argv,
-            env=wanted.env,
+            env={**environment.of(sandbox.info), **wanted.env},
             cwd=cwd,
             user=user,
             pty=wanted.pty,
@@ -232,9 +234,10 @@ def _size(pty: Message) -> tuple[int, int]:
     return min(rows, MOST_CELLS), min(cols, MOST_CELLS)
 
 
-def _shown(info: SessionInfo) -> dict[str, object]:
+def _shown(info: SessionInfo, sandbox: SandboxInfo) -> dict[str, object]:
     argv = info.argv or ("",)
-    config: dict[str, object] = {"cmd": argv[0], "args": list(argv[1:]), "envs": info.env or {}}
+    envs = environment.asked_for(info.env or {}, sandbox)
+    config: dict[str, object] = {"cmd": argv[0], "args": list(argv[1:]), "envs": envs}
     if info.cwd is not None:
         config["cwd"] = info.cwd
     shown: dict[str, object] = {"config": config, "pid": info.pid}
