@@ -4,18 +4,19 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from hatchway.client import errors as ours
 from hatchway.e2b import errors, origin, refusals
 from hatchway.e2b.control.routes import make_api
 from hatchway.e2b.errors import E2bError
-from hatchway.e2b.heads import first_of_each
 from hatchway.e2b.identity import same
+from hatchway.e2b.origin import first_of_each
 from hatchway.e2b.places import Places
-from hatchway.e2b.ports import Admission, Ports
+from hatchway.e2b.ports.admission import Admission
+from hatchway.e2b.ports.relay import Ports
+from hatchway.e2b.ports.upgrades import upgrades_of
 from hatchway.e2b.resuming import Resuming, settings_of
-from hatchway.e2b.upgrades import upgrades_of
 from hatchway.e2b.wrapper import Wrapper
 from hatchway.wire.http_head import ABORT
 from hatchway.wire.tracing import Traced
@@ -23,9 +24,6 @@ from hatchway.wire.tracing import Traced
 if TYPE_CHECKING:
     from hatchway.client.models import SandboxInfo
     from hatchway.e2b.envd.app import Envd
-
-TARGET = "hatchway.e2b.target"
-"""In the state of a request for a sandbox: its `origin.Target`."""
 
 POLICY_VIOLATION = 1008
 """Why a WebSocket that was not accepted is closed (RFC 6455); the client sees 403."""
@@ -63,7 +61,6 @@ class App:
         if target is None or origin.is_for_api(target, scope["path"], headers):
             await self._api(scope, receive, send)
             return
-        scope.setdefault("state", {})[TARGET] = target
         if target.envd:
             handle = await self._resuming.running(target.sandbox_id, lambda info: self._may_command(info, headers))
             self._wrapper.links.note(target.sandbox_id, self._wrapper.identity)
@@ -110,10 +107,10 @@ class _Answering:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
-        async def noting(message: object) -> None:
+        async def noting(message: Message) -> None:
             nonlocal begun
             begun = True
-            await send(message)  # type: ignore[arg-type]  # it is passed on as it came
+            await send(message)
 
         try:
             await self._inner(scope, receive, noting)

@@ -9,7 +9,7 @@ sandbox it is for, and is for commands and files alone.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hatchway.e2b.errors import E2bError
@@ -25,6 +25,14 @@ ENVD_PORT = 49983
 
 _LABEL = re.compile(r"([0-9]{1,5})-([a-z0-9]{1,64})(?:-[a-z0-9]{1,64})?\.")
 _ID = re.compile(r"[a-z0-9]{1,64}")
+
+
+def first_of_each(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers of a request as ASGI has them: the first of each name, which is in lower case."""
+    found: dict[str, str] = {}
+    for name, value in fields:
+        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

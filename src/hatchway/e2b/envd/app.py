@@ -27,9 +27,9 @@ from hatchway.e2b.envd.requests import MAX_HELD, MAX_OF_PROJECT, MAX_OF_SANDBOX,
 from hatchway.e2b.envd.seam import Identity, Sandboxes
 from hatchway.e2b.envd.uploads import Upload, compose
 from hatchway.e2b.errors import E2bError
-from hatchway.e2b.heads import first_of_each
 from hatchway.e2b.held import Held, Share
 from hatchway.e2b.identity import same
+from hatchway.e2b.origin import first_of_each
 
 EXPOSED = "Connect-Content-Encoding, Content-Encoding, Content-Disposition, Content-Range, Grpc-Message, Grpc-Status, Grpc-Status-Details-Bin"
 ALLOWED = "GET, HEAD, POST, OPTIONS"

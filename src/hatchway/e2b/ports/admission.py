@@ -1,9 +1,4 @@
-"""What goes to the ports of sandboxes: admission, and the relay of HTTP. `upgrades` does the same for WebSockets.
-
-A request is let in (`Admission`), a connection to the port is made through the node's data plane, and both directions are carried at once as
-they come; who is slow holds the other side back. Each request has a connection of its own, so that nothing that one client sends can become
-part of another's. An answer that breaks off is broken off here as well: by that SDKs notice that a sandbox was killed.
-"""
+"""Who may go to a port of a sandbox, and the connection there."""
 
 import asyncio
 import contextlib
@@ -12,19 +7,16 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from starlette.types import Receive, Scope, Send
-
 from hatchway.client import errors as ours
 from hatchway.e2b import network, refusals
 from hatchway.e2b.errors import E2bError
-from hatchway.e2b.exchange import Broken, ClientGone, Peer, carry
-from hatchway.e2b.guest_tls import Secured
-from hatchway.e2b.heads import Forwarding, first_of_each
 from hatchway.e2b.identity import Identity, same
 from hatchway.e2b.origin import Target
 from hatchway.e2b.places import Places
+from hatchway.e2b.ports.exchange import Peer
+from hatchway.e2b.ports.guest_tls import Secured
+from hatchway.e2b.ports.heads import Forwarding
 from hatchway.e2b.resuming import Resuming, settings_of
-from hatchway.wire.http_head import ABORT
 
 if TYPE_CHECKING:
     from hatchway.client.aio import AsyncSandbox
@@ -123,53 +115,6 @@ class Admission:
                 await self._resuming.running(target.sandbox_id)
                 if doubts >= _TRIES:
                     raise refusals.broken(target.sandbox_id, target.port, "its node does not serve it now") from error
-
-
-class Ports:
-    """The relay of HTTP, as an ASGI application. The `target` of a request is in its state, see `app.TARGET`."""
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-
-    async def serve(self, target: Target, scope: Scope, receive: Receive, send: Send) -> None:
-        """Relays one request. Raises `E2bError` when nothing was answered yet and no person reads the answer."""
-        headers = first_of_each(scope["headers"])
-        begun = False
-
-        async def noting(message) -> None:  # type: ignore[no-untyped-def]  # it is passed on as it came
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._relay(target, headers, scope, receive, noting)
-        except ClientGone:
-            return
-        except Broken as error:
-            if begun:
-                scope["extensions"][ABORT]()
-                return
-            failure = await self._admission.gone(target) or refusals.broken(target.sandbox_id, target.port, str(error))
-            await refusals.answer(failure, headers, scope["method"])(scope, receive, send)
-        except E2bError as error:
-            if begun:
-                scope["extensions"][ABORT]()
-                return
-            await refusals.answer(error, headers, scope["method"])(scope, receive, send)
-
-    async def _relay(
-        self, target: Target, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        admitted = await self._admission.admit(target, headers)
-        client = scope.get("client")
-        forwarding = admitted.forwarding(
-            peer=str(client[0]) if client else "unknown", secure=scope["scheme"] == "https", host=headers.get("host", "")
-        )  # fmt: skip
-        path = scope.get("raw_path") or scope["path"].encode()
-        query = scope.get("query_string", b"")
-        request = forwarding.request(scope["method"], path + (b"?" + query if query else b""), scope["headers"])
-        async with self._admission.connected(admitted) as peer:
-            await carry(peer, request, receive, send)
 
 
 def ingress(info: "SandboxInfo") -> network.Settings:

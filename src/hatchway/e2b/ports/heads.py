@@ -4,7 +4,6 @@ What says how a message goes over one connection stays there; what only we read,
 what tells the guest about the client comes from us alone.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import h11
@@ -18,14 +17,6 @@ _HOP_BY_HOP = HOP_BY_HOP | {b"trailer", b"expect"}
 _NOT_TAKEN = _HOP_BY_HOP | ABOUT_THE_CLIENT | _OURS
 """Not taken from a client, however it writes them: servers take `_` for `-`."""
 _WITHOUT_BODY = frozenset({101, 204, 304})
-
-
-def first_of_each(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The first of each name, in lower case."""
-    found: dict[str, str] = {}
-    for name, value in fields:
-        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
-    return found
 
 
 @dataclass(frozen=True, slots=True)

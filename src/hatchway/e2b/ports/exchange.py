@@ -7,7 +7,7 @@ import h11
 from starlette.types import Receive, Send
 
 from hatchway.client import errors as ours
-from hatchway.e2b.heads import answer_fields
+from hatchway.e2b.ports.heads import answer_fields
 from hatchway.wire.http_head import MAX_HEAD
 
 MAX_INTERIM = 64

@@ -20,9 +20,10 @@ from uvicorn.server import ServerState
 from hatchway.client import errors as ours
 from hatchway.e2b import errors, origin, refusals
 from hatchway.e2b.errors import E2bError
-from hatchway.e2b.exchange import Answers, Broken, Peer
-from hatchway.e2b.heads import answer_fields, first_of_each
-from hatchway.e2b.ports import Admission
+from hatchway.e2b.origin import first_of_each
+from hatchway.e2b.ports.admission import Admission
+from hatchway.e2b.ports.exchange import Answers, Broken, Peer
+from hatchway.e2b.ports.heads import answer_fields
 from hatchway.wire.http_head import MAX_HEAD
 
 _READ = 64 * 1024

@@ -3,7 +3,7 @@
 import ssl
 
 from hatchway.client.errors import ConnectionFailed
-from hatchway.e2b.exchange import Peer
+from hatchway.e2b.ports.exchange import Peer
 
 _READ = 64 * 1024
 
