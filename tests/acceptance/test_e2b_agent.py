@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.conftest import Service
 from tests.support.e2b_agent import Agent, Cloud, deadline, frame, in_thread, key_of, started
 
-from hatchway.e2b.envd import signatures
+from hatchway.e2b import signatures
 
 Stat, ListDir, MakeDir, Move, Remove = (
     f"filesystem.Filesystem/{name}" for name in ("Stat", "ListDir", "MakeDir", "Move", "Remove")

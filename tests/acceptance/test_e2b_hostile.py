@@ -9,7 +9,7 @@ import pytest
 from tests.acceptance.conftest import Service
 from tests.support.e2b_agent import WITHIN, Agent, Cloud, key_of
 
-from hatchway.e2b.envd import signatures
+from hatchway.e2b import signatures
 
 CALLS = (
     "process.Process/List",

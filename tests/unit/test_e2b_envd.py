@@ -19,17 +19,18 @@ from hatchway.client.aio import AsyncSandbox
 from hatchway.client.atransport import AsyncDriver
 from hatchway.client.config import Config
 from hatchway.client.models import LeadsTo, SandboxInfo
-from hatchway.e2b.envd import entries, multipart, paths, running, signatures, uploads, users
+from hatchway.e2b import signatures
+from hatchway.e2b.envd import entries, multipart, paths, running, uploads, users
 from hatchway.e2b.envd.connect import ConnectError
 from hatchway.e2b.envd.downloads import _date, coding
 from hatchway.e2b.envd.endings import Endings
 from hatchway.e2b.envd.fileaccess import let_in
 from hatchway.e2b.envd.requests import Cut, Request
-from hatchway.e2b.envd.version import ENVD_VERSION
 from hatchway.e2b.envd.watching import Names, Wish
 from hatchway.e2b.errors import E2bError
 from hatchway.e2b.identity import Identity
 from hatchway.e2b.main import is_news
+from hatchway.e2b.version import ENVD_VERSION
 
 # -- events of processes
 

@@ -6,11 +6,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from hatchway.e2b import links
-from hatchway.e2b.envd import signatures
-from hatchway.e2b.envd.signatures import sign
+from hatchway.e2b import links, signatures
 from hatchway.e2b.identity import Identity
 from hatchway.e2b.links import Links
+from hatchway.e2b.signatures import sign
 
 IDENTITY = Identity(b"a secret of these tests")
 

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from urllib.parse import parse_qs
 
 from hatchway.e2b.identity import Identity
+from hatchway.e2b.signatures import Signer, looks_signed
 
 PATH = "/files"
 OPERATIONS = {"GET": "read", "HEAD": "read", "POST": "write"}
@@ -33,8 +34,6 @@ class Links:
         """The sandbox that a request is for by its signature alone; None where it is none, or of a sandbox that is not known."""
         if path != PATH or method not in OPERATIONS or b"signature=" not in query:
             return None
-        from hatchway.e2b.envd.signatures import Signer, looks_signed
-
         try:
             fields = {name: values[0] for name, values in parse_qs(query.decode("latin-1"), max_num_fields=16).items()}
             expiration = int(fields["signature_expiration"]) if "signature_expiration" in fields else None

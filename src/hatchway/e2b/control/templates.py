@@ -13,8 +13,8 @@ from hatchway.domain.shapes import Shape
 from hatchway.e2b.control import views
 from hatchway.e2b.control.calls import Call, answer, nothing
 from hatchway.e2b.control.views import TAG
-from hatchway.e2b.envd.version import ENVD_VERSION
 from hatchway.e2b.errors import E2bError
+from hatchway.e2b.version import ENVD_VERSION
 
 if TYPE_CHECKING:
     from hatchway.client.models import Snapshot, Template

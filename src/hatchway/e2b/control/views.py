@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from hatchway.domain.lifetimes import MAX_TIMEOUT_S
-from hatchway.e2b.envd.version import ENVD_VERSION
 from hatchway.e2b.settings import Settings
+from hatchway.e2b.version import ENVD_VERSION
 from hatchway.e2b.wrapper import Wrapper
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from hatchway.client import errors as ours
 from hatchway.e2b.envd import paths
 from hatchway.e2b.envd.fileaccess import Access, let_in, of_files
 from hatchway.e2b.envd.requests import Cut, Request
-from hatchway.e2b.envd.signatures import READ
 from hatchway.e2b.errors import E2bError
+from hatchway.e2b.signatures import READ
 
 _RANGE = re.compile(r"bytes=(?:(\d{1,18})-(\d{0,18})|-(\d{1,18}))", re.ASCII)
 _GZIP = 31

@@ -6,7 +6,8 @@ from urllib.parse import parse_qsl
 
 from hatchway.client import errors as ours
 from hatchway.client.afiles import AsyncFiles
-from hatchway.e2b.envd import paths, signatures, users
+from hatchway.e2b import signatures
+from hatchway.e2b.envd import paths, users
 from hatchway.e2b.envd.connect import ConnectError
 from hatchway.e2b.envd.requests import Request
 from hatchway.e2b.errors import E2bError

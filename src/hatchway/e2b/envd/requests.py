@@ -20,8 +20,8 @@ from hatchway.e2b.held import Full, Held, Share
 
 T = TypeVar("T")
 
-GONE = frozenset({"unknown_sandbox", "sandbox_deleted", "sandbox_not_running"})
-"""Codes of API v1 that say that there is no such sandbox, or that it does not run."""
+GONE = frozenset({"unknown_sandbox", "sandbox_deleted", "sandbox_not_running", "sandbox_unreachable"})
+"""Codes of API v1 that say that there is no such sandbox, that it does not run, or is out of reach."""
 MAX_OF_SANDBOX = 40 * 1024 * 1024
 """Octets of messages to one sandbox that are in memory at once: the largest one, and some."""
 MAX_OF_PROJECT = 128 * 1024 * 1024
@@ -75,7 +75,7 @@ class Request:
 
     def gone(self, error: ours.HatchwayError) -> bool:
         """Whether an error says that the sandbox is not there, or does not run."""
-        return error.code in GONE or (error.code == "sandbox_unreachable")
+        return error.code in GONE
 
     def user(self) -> str | None:
         """The user that the request names (`Authorization: Basic`), if it does. Raises `ConnectError`."""

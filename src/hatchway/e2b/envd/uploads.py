@@ -18,9 +18,9 @@ from hatchway.e2b.envd.entries import as_text, cleaned
 from hatchway.e2b.envd.fileaccess import Access, let_in, of_files
 from hatchway.e2b.envd.messages import of as message_of
 from hatchway.e2b.envd.requests import Departed, Request
-from hatchway.e2b.envd.signatures import WRITE
 from hatchway.e2b.errors import E2bError
 from hatchway.e2b.held import Full, Share
+from hatchway.e2b.signatures import WRITE
 
 SMALL = 256 * 1024
 """Octets of a file that is gathered before it is written: it then goes in one request."""
