@@ -1,6 +1,7 @@
-"""Two nodes that share a store: what one suspended the other goes on with, and the store has nothing of what is deleted."""
+"""Two installations: what one node suspended the other goes on with, by a store that they share or by an archive that somebody carries over."""
 
 import asyncio
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.vm
 WITHIN_S = 120
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def store() -> Iterator[Path]:
     """A folder that both nodes' users, who are others, can read and write."""
     with tempfile.TemporaryDirectory(prefix="hw-store-") as name:
@@ -28,19 +29,25 @@ def store() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[tuple[Service, Service]]:
     """Two installations on this machine, each with folders, a launcher and a node of its own."""
     made = [Service(tmp_path_factory.mktemp(name)) for name in ("one", "two")]
     try:
         for one in made:
-            (one.data_dir / "hatchway.toml").write_text(f'bake = false\n[archives]\nstore = "file://{store}"\n')
+            configure(one, store)
             up = one.up()
             assert up.returncode == 0, up.stderr.decode()
         yield made[0], made[1]
     finally:
         for one in made:
             one.run("down", "--data-dir", str(one.data_dir))
+
+
+def configure(host: Service, store: Path, *trusted: str) -> None:
+    """Takes effect when it is started."""
+    archives = f'store = "file://{store}"\ntrusted_keys = {json.dumps(trusted)}'
+    (host.data_dir / "hatchway.toml").write_text(f"bake = false\n[archives]\n{archives}\n")
 
 
 def address(host: Service) -> UnixNode:
@@ -57,6 +64,46 @@ async def until(condition: Any, what: str) -> None:
         while not condition():
             await asyncio.sleep(0.05)
     assert condition(), what
+
+
+def test_an_archive_goes_on_in_another_installation(
+    hosts: tuple[Service, Service], store: Path, tmp_path: Path
+) -> None:
+    """With memory, processes and disk, where the key that signed it is trusted; not a moment before.
+
+    Before the next test: that gives the nodes to another control plane.
+    """
+    one, two = hosts
+    archive = tmp_path / "one.archive"
+    with one.client() as here, here.sandboxes.create(memory_mib=256, metadata={"k": "v"}) as source:
+        counter = source.start(["python3", "-c", COUNTER])
+        for event in counter:
+            if isinstance(event, Output) and b"3\n" in event.data:
+                break
+        source.run("echo memory > /dev/shm/m; echo disk > d; sync").check()
+        machine_id = source.run("cat /etc/machine-id").stdout
+        source.suspend()
+        export = here.archives.export(source)
+        archive.write_bytes(b"".join(here.archives.fetch(export)))
+    refused = two.run("import", str(archive))
+    assert refused.returncode == 1
+    assert b"archive_untrusted" in refused.stderr
+    assert two.sandboxes() == []
+    down = two.run("down", "--data-dir", str(two.data_dir))
+    assert down.returncode == 0, down.stderr
+    configure(two, store, export.signed_by)
+    up = two.up()
+    assert up.returncode == 0, up.stderr
+    made = two.run("import", str(archive), "--json")
+    assert made.returncode == 0, made.stderr
+    with two.client() as there, there.sandboxes.get(json.loads(made.stdout)["id"]) as twin:
+        assert (twin.info.state, twin.info.metadata) == ("suspended", {"k": "v"})
+        twin.restore()
+        assert twin.run("cat /dev/shm/m d").stdout == "memory\ndisk\n"
+        assert twin.run("cat /etc/machine-id").stdout != machine_id
+        (again,) = [session for session in twin.sessions() if session.forked_from == counter.id]
+        assert any(isinstance(event, Output) for event in there.sessions.get(again.id))
+    assert two.sandboxes() == []
 
 
 async def test_another_node_goes_on(
