@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,6 @@ def test_the_sdk(service: Service, python: Path, program: Path) -> None:
         "E2B_SANDBOX_URL": url,
         "HATCHWAY_URL": service.url,
         "HATCHWAY_API_KEY": service.key,
-        "HATCHWAY_PYTHON": sys.executable,
     }
     command = [str(python), "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(program.parent)]
     done = subprocess.run(

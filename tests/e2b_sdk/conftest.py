@@ -1,10 +1,6 @@
-"""Runs within E2B's SDK alone: its virtual environment, and the variables that any user of it sets. `tests/acceptance/test_e2b_sdk.py` starts it.
-
-`inside` looks into a sandbox past the SDK, with the service's own command.
-"""
+"""Runs within E2B's SDK alone: its virtual environment, and the variables that any user of it sets. `tests/acceptance/test_e2b_sdk.py` starts it."""
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,7 +9,6 @@ import pytest
 from e2b import NotFoundException, Sandbox
 
 WITHIN_S = 90
-Inside = Callable[[str, str], str]
 
 
 @pytest.fixture
@@ -37,17 +32,9 @@ def new(made: list[str]) -> Callable[..., Sandbox]:
     return make
 
 
-@pytest.fixture
-def inside() -> Inside:
-    """Runs a shell command in a sandbox by the service's own command; returns what it wrote."""
-
-    def run(sandbox_id: str, command: str) -> str:
-        own = [os.environ["HATCHWAY_PYTHON"], "-m", "hatchway.cli.main", "exec", sandbox_id, "--", "/bin/sh", "-c"]
-        done = subprocess.run([*own, command], capture_output=True, text=True, timeout=WITHIN_S, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+def said(sandbox: Sandbox, command: str) -> str:
+    """What a shell command wrote there."""
+    return str(sandbox.commands.run(command).stdout)
 
 
 def boot_id(sandbox_id: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from conftest import Inside, boot_id, state, until
+from conftest import boot_id, said, state, until
 from e2b import (
     AsyncSandbox,
     AuthenticationException,
@@ -61,13 +61,13 @@ def test_lists_page_newest_first(new: New) -> None:
     assert [one.sandbox_id for one in Sandbox.list(query=later).next_items()] == ids[:0:-1]
 
 
-def test_rounds_of_pause_keep_memory_files_and_token(new: New, inside: Inside) -> None:
+def test_rounds_of_pause_keep_memory_files_and_token(new: New) -> None:
     sandbox = new(timeout=600)
     sandbox_id, booted = sandbox.sandbox_id, boot_id(sandbox.sandbox_id)
     token = sandbox.connection_config.sandbox_headers.get("X-Access-Token")
-    inside(sandbox_id, "mkdir /dev/shm/t; sleep 1000 </dev/null >/dev/null 2>&1 & echo $! > /dev/shm/t/pid")
+    said(sandbox, "mkdir /dev/shm/t; sleep 1000 </dev/null >/dev/null 2>&1 & echo $! > /dev/shm/t/pid")
     for number in range(3):
-        inside(sandbox_id, f"echo {number} > /home/user/{number}; echo {number} > /dev/shm/t/{number}")
+        said(sandbox, f"echo {number} > /home/user/{number}; echo {number} > /dev/shm/t/{number}")
         started = Sandbox.get_info(sandbox_id).started_at
         assert Sandbox.pause(sandbox_id) is True
         assert Sandbox.pause(sandbox_id) is False
@@ -76,19 +76,19 @@ def test_rounds_of_pause_keep_memory_files_and_token(new: New, inside: Inside) -
         assert info.end_at <= datetime.now(UTC)
         resumed = Sandbox.connect(sandbox_id, timeout=300)
         assert resumed.connection_config.sandbox_headers.get("X-Access-Token") == token
-        kept = inside(sandbox_id, "cat /home/user/[0-9] /dev/shm/t/[0-9]; kill -0 $(cat /dev/shm/t/pid) && echo there")
+        kept = said(resumed, "cat /home/user/[0-9] /dev/shm/t/[0-9]; kill -0 $(cat /dev/shm/t/pid) && echo there")
         assert kept.split() == [*map(str, range(number + 1))] * 2 + ["there"]
         assert boot_id(sandbox_id) == booted
         assert timedelta(seconds=200) < left(sandbox_id) <= timedelta(seconds=300)
 
 
-def test_a_pause_of_the_filesystem_boots_anew(new: New, inside: Inside) -> None:
+def test_a_pause_of_the_filesystem_boots_anew(new: New) -> None:
     sandbox = new(timeout=600)
     booted = boot_id(sandbox.sandbox_id)
-    inside(sandbox.sandbox_id, "echo kept > /home/user/a; echo lost > /dev/shm/b")
+    said(sandbox, "echo kept > /home/user/a; echo lost > /dev/shm/b")
     assert sandbox.pause(mode="filesystem") is True
     sandbox.connect(timeout=600)
-    assert inside(sandbox.sandbox_id, "cat /home/user/a; ls /dev/shm") == "kept\n"
+    assert said(sandbox, "cat /home/user/a; ls /dev/shm") == "kept\n"
     again = boot_id(sandbox.sandbox_id)
     assert again != booted
     # And whoever resumes can leave the memory that was kept.
@@ -126,24 +126,24 @@ def test_at_its_end_it_is_paused_again_and_again(new: New) -> None:
         assert (info.state, info.lifecycle["on_timeout"]) == (SandboxState.RUNNING, "pause")
 
 
-def test_forks_go_on_from_where_it_stands(new: New, made: list[str], inside: Inside) -> None:
+def test_forks_go_on_from_where_it_stands(new: New, made: list[str]) -> None:
     source = new(timeout=600, metadata={"a": "b"})
-    inside(source.sandbox_id, "echo memory > /dev/shm/a; echo disk > /home/user/b")
+    said(source, "echo memory > /dev/shm/a; echo disk > /home/user/b")
     forks = source.fork(count=2, timeout=300)
     children = [one for one in forks if isinstance(one, Sandbox)]
     made += [one.sandbox_id for one in children]
     assert len({source.sandbox_id, *(one.sandbox_id for one in children)}) == 3, forks
     for child in children:
-        assert inside(child.sandbox_id, "cat /dev/shm/a /home/user/b") == "memory\ndisk\n"
+        assert said(child, "cat /dev/shm/a /home/user/b") == "memory\ndisk\n"
         assert child.get_info().metadata == {"a": "b"}
         assert left(child.sandbox_id) <= timedelta(seconds=300)
     assert source.get_info().state == SandboxState.RUNNING
     assert left(source.sandbox_id) > timedelta(seconds=300)
 
 
-def test_snapshots_are_templates(new: New, inside: Inside) -> None:
+def test_snapshots_are_templates(new: New) -> None:
     source = new(timeout=600)
-    inside(source.sandbox_id, "echo memory > /dev/shm/a; echo disk > /home/user/b")
+    said(source, "echo memory > /dev/shm/a; echo disk > /home/user/b")
     name = f"kept-{uuid.uuid4().hex[:8]}"
     kept = source.create_snapshot(name=name)
     try:
@@ -155,7 +155,7 @@ def test_snapshots_are_templates(new: New, inside: Inside) -> None:
         source.kill()
         for template in (kept.snapshot_id, name):
             copy = new(template)
-            assert inside(copy.sandbox_id, "cat /dev/shm/a /home/user/b") == "memory\ndisk\n"
+            assert said(copy, "cat /dev/shm/a /home/user/b") == "memory\ndisk\n"
             assert copy.get_info().template_id == kept.snapshot_id
             copy.kill()
     finally:

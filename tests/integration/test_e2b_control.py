@@ -445,6 +445,15 @@ async def test_connect_without_a_time(e2b: World) -> None:
     failed(await e2b.http.post(f"/sandboxes/{sandbox['sandboxID']}/connect", json={}), 400)
 
 
+async def test_who_connects_gets_the_token_of_a_sandbox_that_asks_for_none(e2b: World) -> None:
+    """With one URL, SDK 2.20 sends nothing else that says which sandbox it connected to."""
+    made = (await e2b.http.post("/sandboxes", json={"templateID": "base", "timeout": 60})).json()
+    assert "envdAccessToken" not in made
+    for path in ("/sandboxes", "/v2/sandboxes"):
+        connected = await e2b.http.post(f"{path}/{made['sandboxID']}/connect", json={"timeout": 60})
+        assert connected.json()["envdAccessToken"] == e2b.wrapper.identity.envd_token(made["sandboxID"])
+
+
 async def test_connect_waits_for_a_transition_and_resumes_then(e2b: World) -> None:
     sandbox = await e2b.create()
     held, go_on = asyncio.Event(), asyncio.Event()

@@ -29,9 +29,8 @@ def rows() -> list[Row]:
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) == 4 and cells[2] in ("yes", "alone", "no"):
-            made.append(
-                Row(tuple(f"{cells[0].strip('`')}.{name}" for name in re.findall(r"`(\w+)`", cells[1])), cells[2])
-            )
+            owners, names = (re.findall(r"`(\w+)`", cell) for cell in cells[:2])
+            made.append(Row(tuple(f"{owner}.{name}" for owner in owners for name in names), cells[2]))
     return made
 
 
@@ -45,4 +44,6 @@ def in_python(method: str) -> str:
     if method in RENAMED:
         return RENAMED[method]
     owner, _, name = method.partition(".")
+    if owner == "E2B":
+        return method  # a class
     return f"{owner}.{re.sub('(?<=[a-z])(?=[A-Z])', '_', name).lower()}"

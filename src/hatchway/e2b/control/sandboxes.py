@@ -137,7 +137,7 @@ async def _connect(call: Call, timeout_s: float, *, keep_memory: bool) -> Respon
                 # Also where no time is asked for: the answer has the sandbox's token, which is not for a key that reads alone.
                 info = await call.run(calls.extend_sandbox(info.id, max(MIN_TIMEOUT_S, timeout_s)))
                 if info.state == "running" and info.operation is None:
-                    return answer(views.sandbox(call.wrapper, info, settings), 200)
+                    return answer(views.sandbox(call.wrapper, info, settings, connected=True), 200)
                 continue
             if not keep_memory and info.state != "stopped":
                 await call.run(calls.change_sandbox(info.id, "stop", wait=True, timeout_s=call.left_s))
@@ -153,7 +153,7 @@ async def _connect(call: Call, timeout_s: float, *, keep_memory: bool) -> Respon
                 raise E2bError(409, error.cause, error_code=GUEST_UNRESPONSIVE) from None
             raise
         resumed = not isinstance(operation.result, dict) or operation.result.get("changed") is not False
-        return answer(views.sandbox(call.wrapper, info, settings), 201 if resumed else 200)
+        return answer(views.sandbox(call.wrapper, info, settings, connected=True), 201 if resumed else 200)
 
 
 async def pause(call: Call) -> Response:

@@ -21,8 +21,12 @@ PAUSED = ("suspended", "paused", "stopped")
 """Our states that are `paused` there: all from which a connect leads to `running`."""
 
 
-def sandbox(wrapper: Wrapper, info: "SandboxInfo", settings: Settings) -> dict[str, Any]:
-    """A sandbox as those who make or connect to it see it."""
+def sandbox(wrapper: Wrapper, info: "SandboxInfo", settings: Settings, *, connected: bool = False) -> dict[str, Any]:
+    """A sandbox as those who make or connect to it see it.
+
+    Who connects gets its token also where nobody asks for one: of a sandbox that SDK 2.20 connected to, and one URL for everything, it sends
+    nothing else, and the token says which it is.
+    """
     tokens = wrapper.identity
     wrapper.links.note(info.id, tokens)
     shown = {
@@ -35,7 +39,7 @@ def sandbox(wrapper: Wrapper, info: "SandboxInfo", settings: Settings) -> dict[s
     }
     if settings.alias is not None:
         shown["alias"] = settings.alias
-    if settings.secure:
+    if settings.secure or connected:
         shown["envdAccessToken"] = tokens.envd_token(info.id)
     return shown
 

@@ -7,14 +7,16 @@ import { pathToFileURL } from 'node:url'
 
 const folder = process.env.E2B_SDK
 const require = createRequire(`${folder}/package.json`)
-const { CommandExitError, Sandbox, Template, TimeoutError, Volume, Secret } = await import(pathToFileURL(require.resolve('e2b').replace(/index\.js$/, 'index.mjs')))
+const { CommandExitError, E2B, Sandbox, Template, TimeoutError, Volume, Secret } = await import(pathToFileURL(require.resolve('e2b').replace(/index\.js$/, 'index.mjs')))
 const manifest = JSON.parse(readFileSync(`${folder}/node_modules/e2b/package.json`, 'utf8'))
 const PATIENCE_MS = 30_000
 // One of Python takes seconds to start under emulation.
 const SERVER = String.raw`exec perl -MIO::Socket::INET -e '
 $s = IO::Socket::INET->new(Listen => 5, LocalAddr => "127.0.0.1", LocalPort => 8000, ReuseAddr => 1) or die;
 while ($c = $s->accept) { while (<$c>) { last if /^\r\n$/ } print $c "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"; close $c }'`
-const CLASSES = ['Sandbox', 'SandboxApi', 'Commands', 'CommandHandle', 'Pty', 'Filesystem', 'WatchHandle', 'Git', 'TemplateBase', 'Volume', 'Secret']
+const CLASSES = ['Sandbox', 'SandboxApi', 'Commands', 'CommandHandle', 'Pty', 'Filesystem', 'WatchHandle', 'Git', 'TemplateBase', 'Volume', 'Secret', 'SandboxPaginator', 'SnapshotPaginator', 'SecretPaginator', 'ReadyCmd']
+// Classes with methods that are the SDK's own insides.
+const NOT_ABOUT = ['ConnectionConfig', 'VolumeConnectionConfig', 'ClientFactory', 'ApiClient', 'EnvdApiClient', 'Paginator', 'LogEntry']
 const OF_OTHERS = { SandboxApi: 'Sandbox', TemplateBase: 'Template' }
 
 const uses = []
@@ -25,18 +27,30 @@ function use(methods, name, body) {
   uses.push({ methods: methods.split(' '), name, body })
 }
 
+const declarations = readFileSync(`${folder}/node_modules/e2b/dist/index.d.ts`, 'utf8')
+
+/** The methods that a class declares, and nothing that belongs to all paginators alone. */
+function methodsOf(name) {
+  const start = declarations.search(new RegExp(`^declare (?:abstract )?class ${name}\\b`, 'm'))
+  if (start < 0) return []
+  const body = declarations.slice(start, declarations.indexOf('\n}', start))
+  const found = [...body.matchAll(/^  (?:static )?(?:abstract )?([a-z]\w*)(?:<[^\n(]*>)?\(/gm)].map(([, method]) => method)
+  return found.filter((method) => method !== 'constructor')
+}
+
+/** Classes with methods that nobody here has heard of; errors have none of their own. */
+function unknown() {
+  const declared = [...declarations.matchAll(/^declare (?:abstract )?class (\w+)/gm)].map(([, name]) => name)
+  return declared.filter((name) => !CLASSES.includes(name) && !NOT_ABOUT.includes(name) && methodsOf(name).length)
+}
+
 /** The public methods, as the package's declarations have them. */
 function published() {
-  const text = readFileSync(`${folder}/node_modules/e2b/dist/index.d.ts`, 'utf8')
   const found = new Set()
   for (const name of CLASSES) {
-    const start = text.search(new RegExp(`^declare class ${name}\\b`, 'm'))
-    if (start < 0) continue
-    const body = text.slice(start, text.indexOf('\n}', start))
-    for (const [, method] of body.matchAll(/^  (?:static )?([a-z]\w*)(?:<[^\n(]*>)?\(/gm)) {
-      if (method !== 'constructor') found.add(`${OF_OTHERS[name] ?? name}.${method}`)
-    }
+    for (const method of methodsOf(name)) found.add(`${OF_OTHERS[name] ?? name}.${method}`)
   }
+  if (E2B) for (const name of Object.keys(new E2B({ apiKey: process.env.E2B_API_KEY }))) found.add(`E2B.${name}`)
   for (const method of Object.getOwnPropertyNames(Template)) {
     if (typeof Template[method] === 'function') found.add(`Template.${method}`)
   }
@@ -77,7 +91,7 @@ use('Sandbox.create Sandbox.getInfo Sandbox.getFullInfo Sandbox.isRunning Sandbo
   assert(!(await made.isRunning()), 'it is gone')
 })
 
-use('Sandbox.list', 'a list', async (sandbox) => {
+use('Sandbox.list SandboxPaginator.nextItems', 'a list', async (sandbox) => {
   assert((await all(Sandbox.list())).some((one) => one.sandboxId === sandbox.sandboxId), 'it is listed')
 })
 
@@ -117,7 +131,7 @@ use('Sandbox.fork', 'a fork', async (sandbox) => {
   await made.kill()
 })
 
-use('Sandbox.createSnapshot Sandbox.listSnapshots Sandbox.deleteSnapshot', 'snapshots', async (sandbox) => {
+use('Sandbox.createSnapshot Sandbox.listSnapshots Sandbox.deleteSnapshot SnapshotPaginator.nextItems', 'snapshots', async (sandbox) => {
   const kept = await sandbox.createSnapshot()
   assert((await all(Sandbox.listSnapshots())).some((one) => one.snapshotId === kept.snapshotId), 'it is listed')
   await (await Sandbox.create(kept.snapshotId, { timeoutMs: 60_000 })).kill()
@@ -315,7 +329,27 @@ use('Template.removeTags', 'removed tags', () => Template.removeTags('base', 'v1
 use('Volume.create', 'a volume', () => Volume.create('shared'))
 use('Volume.list', 'volumes', () => Volume.list())
 use('Secret.create', 'a secret', () => Secret.create('name', 'value'))
-use('Secret.list', 'secrets', () => Secret.list().nextItems())
+use('Secret.list SecretPaginator.nextItems', 'secrets', () => Secret.list().nextItems())
+
+// -- a client with settings of its own
+
+use('E2B.Sandbox E2B.Template', 'a client', async () => {
+  const kept = { ...process.env }
+  const settings = { apiKey: kept.E2B_API_KEY, apiUrl: kept.E2B_API_URL, sandboxUrl: kept.E2B_SANDBOX_URL, domain: kept.E2B_DOMAIN }
+  for (const name of ['E2B_API_KEY', 'E2B_API_URL', 'E2B_SANDBOX_URL', 'E2B_DOMAIN']) delete process.env[name]
+  try {
+    const client = new E2B(settings)
+    const made = await client.Sandbox.create({ timeoutMs: 60_000 })
+    assert((await made.commands.run('echo here')).stdout === 'here\n', 'its output')
+    await made.kill()
+    assert((await client.Template.exists('base')) === true, 'base')
+  } finally {
+    Object.assign(process.env, kept)
+  }
+})
+
+use('E2B.Volume', 'volumes of a client', () => new E2B({}).Volume.list())
+use('E2B.Secret', 'secrets of a client', () => new E2B({}).Secret.list().nextItems())
 
 const there = new Set(published())
 const wanted = new Set(process.argv.slice(2))
@@ -337,4 +371,4 @@ try {
 } finally {
   await sandbox.kill()
 }
-console.log(JSON.stringify({ version: manifest.version, public: [...there], results, git: asked.map((one) => [one]) }))
+console.log(JSON.stringify({ version: manifest.version, public: [...there], unknown: unknown(), results, git: asked.map((one) => [one]) }))

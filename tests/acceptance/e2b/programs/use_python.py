@@ -3,6 +3,7 @@
 Prints one JSON object: the version, the public methods that this version has, and for each `ok`, or the error. Runs with Python alone and the SDK.
 """
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -11,10 +12,12 @@ import sys
 import time
 import traceback
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import Enum
 from importlib.metadata import version
 from typing import Any
 
+import e2b
 import git_steps
 from e2b import Sandbox, Template
 from e2b.sandbox.commands.command_handle import PtySize
@@ -30,7 +33,13 @@ CLASSES = {
     "Template": "e2b.Template",
     "Volume": "e2b.Volume",
     "Secret": "e2b.Secret",
+    "SandboxPaginator": "e2b.SandboxPaginator",
+    "SnapshotPaginator": "e2b.SnapshotPaginator",
+    "SecretPaginator": "e2b.SecretPaginator",
+    "ReadyCmd": "e2b.ReadyCmd",
 }
+NOT_ABOUT = ("ApiClient", "ConnectionConfig", "VolumeConnectionConfig", "EntryInfo", "WriteInfo")
+"""Classes with public methods that are the SDK's own insides: settings, and what answers are read into."""
 PATIENCE_S = 30.0
 SERVER = r"""exec perl -MIO::Socket::INET -e '
 $s = IO::Socket::INET->new(Listen => 5, LocalAddr => "127.0.0.1", LocalPort => 8000, ReuseAddr => 1) or die;
@@ -56,11 +65,33 @@ def classes() -> dict[str, Any]:
 
 def public() -> list[str]:
     """All public methods, and nothing of object's."""
+    found = [f"{name}.{member}" for name, one in classes().items() for member in members(one)]
+    return sorted([*found, *(f"E2B.{name}" for name in bound() if not name.startswith("Async"))])
+
+
+def members(one: Any) -> list[str]:
+    """The public methods of a class."""
+    return [member for member in dir(one) if not member.startswith("_") and callable(getattr(one, member, None))]
+
+
+def bound() -> dict[str, Any]:
+    """The classes that belong to a client with settings of its own, by their names, where there are such clients."""
+    if not hasattr(e2b, "E2B"):
+        return {}
+    given = ("E2B_API_KEY", "api_key"), ("E2B_API_URL", "api_url"), ("E2B_SANDBOX_URL", "sandbox_url"), ("E2B_DOMAIN", "domain")  # fmt: skip
+    return vars(e2b.E2B(**{name: os.environ[variable] for variable, name in given if variable in os.environ}))
+
+
+def unknown() -> list[str]:
+    """Classes with public methods that the SDK exports and nobody here has heard of."""
+    known = {*CLASSES, *NOT_ABOUT, "TemplateBase", "CommandInputHandle"}
+    exported = [getattr(e2b, name) for name in e2b.__all__]
+    data = (dict, str, bytes, BaseException, Enum)
     return sorted(
-        f"{name}.{member}"
-        for name, one in classes().items()
-        for member in dir(one)
-        if not member.startswith("_") and callable(getattr(one, member, None))
+        one.__name__
+        for one in exported
+        if inspect.isclass(one) and not issubclass(one, data) and members(one)
+        if one.__name__.removeprefix("Async") not in known
     )
 
 
@@ -105,7 +136,7 @@ def a_sandbox(_: Any) -> None:
     assert not made.is_running()
 
 
-@use("Sandbox.list")
+@use("Sandbox.list", "SandboxPaginator.next_items")
 def a_list(sandbox: Any) -> None:
     pages = Sandbox.list()
     found = []
@@ -135,6 +166,15 @@ def a_pause(_: Any) -> None:
     made.kill()
 
 
+@use("Sandbox.connect")
+def an_open_sandbox(_: Any) -> None:
+    """One that asks for no token, by a handle that knows nothing but the id."""
+    made = Sandbox.create(timeout=60, secure=False)
+    other = Sandbox.connect(made.sandbox_id)
+    assert other.commands.run("echo here").stdout == "here\n"
+    made.kill()
+
+
 @use("Sandbox.beta_pause")
 def a_beta_pause(_: Any) -> None:
     made = Sandbox.create(timeout=120)
@@ -158,7 +198,7 @@ def a_fork(sandbox: Any) -> None:
     branch.kill()
 
 
-@use("Sandbox.create_snapshot", "Sandbox.list_snapshots", "Sandbox.delete_snapshot")
+@use("Sandbox.create_snapshot", "Sandbox.list_snapshots", "Sandbox.delete_snapshot", "SnapshotPaginator.next_items")
 def snapshots(sandbox: Any) -> None:
     kept = sandbox.create_snapshot()
     pages = Sandbox.list_snapshots()
@@ -463,11 +503,43 @@ def a_secret(_: Any) -> None:
     Secret.create("name", "value")
 
 
-@use("Secret.list")
+@use("Secret.list", "SecretPaginator.next_items")
 def secrets(_: Any) -> None:
     from e2b import Secret
 
     Secret.list().next_items()
+
+
+# -- a client with settings of its own
+
+
+@contextlib.contextmanager
+def without_settings() -> Iterator[None]:
+    """No variable says where the service is."""
+    kept = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("E2B_") and name != "E2B_SDK"}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+@use("E2B.Sandbox", "E2B.Template")
+def a_client(_: Any) -> None:
+    classes = bound()
+    with without_settings():
+        with classes["Sandbox"].create(timeout=60) as made:
+            assert made.commands.run("echo here").stdout == "here\n"
+        assert classes["Template"].exists("base") is True
+
+
+@use("E2B.Volume")
+def volumes_of_a_client(_: Any) -> None:
+    bound()["Volume"].list()
+
+
+@use("E2B.Secret")
+def secrets_of_a_client(_: Any) -> None:
+    bound()["Secret"].list().next_items()
 
 
 def main() -> None:
@@ -493,7 +565,11 @@ def main() -> None:
                     results[method] = outcome
     finally:
         sandbox.kill()
-    print(json.dumps({"version": version("e2b"), "public": sorted(there), "results": results, "git": told}))
+    print(
+        json.dumps(
+            {"version": version("e2b"), "public": sorted(there), "unknown": unknown(), "results": results, "git": told}
+        )
+    )
 
 
 if __name__ == "__main__":

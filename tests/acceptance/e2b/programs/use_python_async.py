@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any
 
 import git_steps
-from e2b import AsyncSandbox
+from e2b import AsyncSandbox, AsyncTemplate
 from e2b.sandbox.commands.command_handle import PtySize
 from use_python import has, takes
 
@@ -28,6 +28,10 @@ CLASSES = {
     "Filesystem": "e2b.sandbox_async.filesystem.filesystem.Filesystem",
     "WatchHandle": "e2b.sandbox_async.filesystem.watch_handle.AsyncWatchHandle",
     "Git": "e2b.sandbox_async.git.Git",
+    "Template": "e2b.AsyncTemplate",
+    "Volume": "e2b.AsyncVolume",
+    "Secret": "e2b.AsyncSecret",
+    "AsyncCommandInputHandle": "e2b.AsyncCommandInputHandle",
 }
 PATIENCE_S = 60.0
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
@@ -43,7 +47,7 @@ def public() -> list[str]:
     found = []
     for name, path in CLASSES.items():
         module, _, member = path.rpartition(".")
-        one = getattr(importlib.import_module(module), member)
+        one = getattr(importlib.import_module(module), member, None)
         found += [f"{name}.{method}" for method in dir(one) if not method.startswith("_") and callable(getattr(one, method, None))]  # fmt: skip
     return sorted(found)
 
@@ -247,7 +251,7 @@ async def input_(sandbox: Any) -> None:
             assert (await handle.wait()).stdout == ""
 
 
-@use("Commands.stream_input", "Pty.stream_input")
+@use("Commands.stream_input", "Pty.stream_input", "AsyncCommandInputHandle.send", "AsyncCommandInputHandle.close")
 async def streamed_input(sandbox: Any) -> None:
     handle = await sandbox.commands.run("head -n2", background=True, stdin=True)
     stream = sandbox.commands.stream_input(handle.pid)
@@ -321,6 +325,47 @@ async def git(sandbox: Any) -> None:
         if step.method != git_steps.WRITE:
             git_steps.check(step, await getattr(own, step.method)(*step.arguments, **step.more))
     assert not commands.told, f"this is not asked for: {commands.told}"
+
+
+# -- what is not about one sandbox
+
+
+@use("Template.exists", "Template.alias_exists", "Template.get_tags")
+async def a_template(_: Any) -> None:
+    exists = AsyncTemplate.exists if has(AsyncTemplate, "exists") else AsyncTemplate.alias_exists
+    assert await exists("base") is True
+    assert await exists("no-such-template") is False
+    assert await AsyncTemplate.alias_exists("base") is True
+    if has(AsyncTemplate, "get_tags"):
+        assert await AsyncTemplate.get_tags("base")
+
+
+@use("Template.build")
+async def a_build(_: Any) -> None:
+    await AsyncTemplate.build(AsyncTemplate().from_template("base").run_cmd("true"), alias="built-here")
+
+
+@use("Volume.list")
+async def volumes(_: Any) -> None:
+    from e2b import AsyncVolume
+
+    await AsyncVolume.list()
+
+
+@use("Secret.list")
+async def secrets(_: Any) -> None:
+    from e2b import AsyncSecret
+
+    await AsyncSecret.list().next_items()
+
+
+@use("Sandbox.connect")
+async def an_open_sandbox(_: Any) -> None:
+    """One that asks for no token, by a handle that knows nothing but the id."""
+    made = await AsyncSandbox.create(timeout=60, secure=False)
+    other = await AsyncSandbox.connect(made.sandbox_id)
+    assert (await other.commands.run("echo here")).stdout == "here\n"
+    await made.kill()
 
 
 async def use_all(wanted: set[str]) -> None:
