@@ -117,13 +117,17 @@ def test_at_its_end_it_is_killed(new: New) -> None:
 
 
 def test_at_its_end_it_is_paused_again_and_again(new: New) -> None:
+    """With all that was written, whichever round it was in."""
     sandbox = new(timeout=600, lifecycle={"on_timeout": "pause"})
-    for _ in range(2):
+    for number in range(3):
+        sandbox.files.write(f"kept/{number}", f"round {number}")
         sandbox.set_timeout(0)
         until(lambda: state(sandbox.sandbox_id) == "paused")
         Sandbox.connect(sandbox.sandbox_id, timeout=600)
         info = sandbox.get_info()
         assert (info.state, info.lifecycle["on_timeout"]) == (SandboxState.RUNNING, "pause")
+        kept = [sandbox.files.read(f"kept/{earlier}") for earlier in range(number + 1)]
+        assert kept == [f"round {earlier}" for earlier in range(number + 1)]
 
 
 def test_forks_go_on_from_where_it_stands(new: New, made: list[str]) -> None:
