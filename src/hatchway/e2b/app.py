@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from hatchway.client import errors as ours
 from hatchway.e2b import errors, origin, refusals
@@ -17,6 +17,7 @@ from hatchway.e2b.ports.admission import Admission
 from hatchway.e2b.ports.relay import Ports
 from hatchway.e2b.ports.upgrades import upgrades_of
 from hatchway.e2b.resuming import Resuming, settings_of
+from hatchway.e2b.sending import Noting
 from hatchway.e2b.wrapper import Wrapper
 from hatchway.wire.http_head import ABORT
 from hatchway.wire.tracing import Traced
@@ -105,15 +106,9 @@ class _Answering:
         self._inner = inner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
-
-        async def noting(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
+        sending = Noting(send)
         try:
-            await self._inner(scope, receive, noting)
+            await self._inner(scope, receive, sending)
         except E2bError as error:
             failure = error
         except ours.HatchwayError as error:
@@ -123,7 +118,7 @@ class _Answering:
             failure = E2bError(500, f"Something went wrong here ({type(error).__name__}).", retry=False)
         else:
             return
-        if begun:
+        if sending.begun:
             # Broken off with what waits to be sent: closing would wait for a client that takes nothing, for ever.
             scope.get("extensions", {}).get(ABORT, lambda: None)()
             raise failure

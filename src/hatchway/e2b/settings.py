@@ -26,11 +26,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     network: dict[str, Any] | None = None
     """As it was given."""
 
-    @property
-    def public(self) -> bool:
-        """Whether ports need no token."""
-        return (self.network or {}).get("allowPublicTraffic") is not False
-
     def annotation(self) -> dict[str, Any]:
         """The entry as it is stored."""
         return {ANNOTATION: msgspec.to_builtins(self)}

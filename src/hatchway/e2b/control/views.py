@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from hatchway.domain.lifetimes import MAX_TIMEOUT_S
+from hatchway.e2b import network
 from hatchway.e2b.settings import Settings
 from hatchway.e2b.version import ENVD_VERSION
 from hatchway.e2b.wrapper import Wrapper
@@ -35,7 +36,9 @@ def sandbox(wrapper: Wrapper, info: "SandboxInfo", settings: Settings, *, connec
         "clientID": CLIENT_ID,
         "envdVersion": ENVD_VERSION,
         "domain": wrapper.config.domain,
-        "trafficAccessToken": None if settings.public else tokens.traffic_token(info.id),
+        "trafficAccessToken": None
+        if network.way_in(settings.network).allow_public_traffic
+        else tokens.traffic_token(info.id),
     }
     if settings.alias is not None:
         shown["alias"] = settings.alias

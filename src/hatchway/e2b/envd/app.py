@@ -30,6 +30,7 @@ from hatchway.e2b.errors import E2bError
 from hatchway.e2b.held import Held, Share
 from hatchway.e2b.identity import same
 from hatchway.e2b.origin import first_of_each
+from hatchway.e2b.sending import Noting
 
 EXPOSED = "Connect-Content-Encoding, Content-Encoding, Content-Disposition, Content-Range, Grpc-Message, Grpc-Status, Grpc-Status-Details-Bin"
 ALLOWED = "GET, HEAD, POST, OPTIONS"
@@ -170,20 +171,15 @@ class Envd:
         await Response(None, 204, headers)(request.scope, request.receive, send)
 
 
-class _Sending:
-    """Passes messages on, and lets pages from anywhere read the answers."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.begun = False
+class _Sending(Noting):
+    """Lets pages from anywhere read the answers."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.begun = True
             headers: list[Any] = [*message.get("headers", ())]
             headers += [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", EXPOSED.encode())]
             message = {**message, "headers": headers}
-        await self._send(message)
+        await super().__call__(message)
 
 
 def _only(method: str, wanted: str, path: str) -> None:

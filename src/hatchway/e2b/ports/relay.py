@@ -5,12 +5,13 @@ they come; who is slow holds the other side back. Each request has a connection 
 part of another's. An answer that breaks off is broken off here as well: by that SDKs notice that a sandbox was killed.
 """
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from hatchway.e2b import refusals
 from hatchway.e2b.origin import Target, first_of_each
 from hatchway.e2b.ports.admission import Admission
 from hatchway.e2b.ports.exchange import Broken, ClientGone, carry
+from hatchway.e2b.sending import Noting
 
 
 class Ports:
@@ -21,19 +22,13 @@ class Ports:
 
     async def serve(self, target: Target, scope: Scope, receive: Receive, send: Send) -> None:
         """Relays one request. Raises `E2bError`, also where an answer has begun and broke off."""
-        begun = False
-
-        async def noting(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
+        sending = Noting(send)
         try:
-            await self._relay(target, scope, receive, noting)
+            await self._relay(target, scope, receive, sending)
         except ClientGone:
             return
         except Broken as error:
-            gone = None if begun else await self._admission.gone(target)
+            gone = None if sending.begun else await self._admission.gone(target)
             raise gone or refusals.broken(target.sandbox_id, target.port, str(error)) from None
 
     async def _relay(self, target: Target, scope: Scope, receive: Receive, send: Send) -> None:
