@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tests.support.http_flow import OK, PlayedFlow, answering, policy_of, rule, say
 
 from hatchway.domain import auth_names
@@ -237,3 +239,10 @@ async def test_h29_a_condition_on_the_protocols_of_a_websocket_is_about_what_is_
 def test_h42_a_name_that_is_longer_than_any_is_not_looked_through() -> None:
     assert auth_names.parameter_key("oauth" * 13 + "token") == ""
     assert auth_names.parameter_key("%6b%65%79") == "key"
+
+
+@given(st.text(st.sampled_from("aZ09-_. []%+;=é²\x00"), max_size=70) | st.text(max_size=70))
+@example("Token" * 13)
+@example("²")
+def test_a_name_of_letters_and_digits_is_looked_up_as_any_other(name: str) -> None:
+    assert auth_names.parameter_key(name) == auth_names._key_of_any(name)

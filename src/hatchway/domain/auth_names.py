@@ -108,8 +108,15 @@ def _is_token(protocol: str) -> bool:
 def parameter_key(name: str) -> str:
     """The name of a parameter as it is looked up: decoded as far as some server would, `token[]` as `token`, `-` for whatever divides its words.
 
-    What is longer than any that a server has is none of them, and costs no search.
+    What is longer than any that a server has is none of them, and costs no search. Most are words of letters and digits, in which nothing is coded or
+    divided: they are what they are.
     """
+    if name.isascii() and name.isalnum():
+        return name.lower() if len(name) <= _LONGEST else ""
+    return _key_of_any(name)
+
+
+def _key_of_any(name: str) -> str:
     octets = name.encode("latin-1", "replace").replace(b"+", b" ")
     for _ in range(3):  # a name may be encoded more than once for a server that decodes more than once
         decoded = unquote_to_bytes(octets)

@@ -36,6 +36,8 @@ MAX_TRIES = 4
 LEG_WITHIN_S = 25.0
 OWN_ADDRESSES_FOR_S = 5.0
 MAX_CONTEXTS = 128
+ContextKey = tuple[object, ...]
+"""What contexts of TLS differ in: whom they trust, and what they speak."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -103,7 +105,8 @@ class Dialler:
     def __init__(self, config: OutConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self._clock = clock
-        self._contexts: dict[tuple[object, ...], ssl.SSLContext] = {}
+        self._contexts: dict[ContextKey, ssl.SSLContext] = {}
+        self._making: dict[ContextKey, asyncio.Task[ssl.SSLContext]] = {}
         self._own: tuple[float, frozenset[Address]] = (-1e9, frozenset())
 
     def resolver(self, servers: Sequence[NameServer] = ()) -> Resolver:
@@ -265,11 +268,26 @@ class Dialler:
     async def _context(self, target: Target, alpn: tuple[str, ...]) -> ssl.SSLContext:
         key = (target.terms.upstream_ca, target.terms.tls_min, alpn)
         context = self._contexts.get(key)
-        if context is None:  # the system's authorities take some ten milliseconds
+        if (
+            context is None
+        ):  # the system's authorities take some ten milliseconds: once, however many connections begin together
+            making = self._making.get(key)
+            if making is None:
+                making = self._making[key] = asyncio.get_running_loop().create_task(
+                    self._new_context(key, target, alpn)
+                )
+                making.add_done_callback(lambda done: done.cancelled() or done.exception())
+            context = await asyncio.shield(making)
+        return context
+
+    async def _new_context(self, key: ContextKey, target: Target, alpn: tuple[str, ...]) -> ssl.SSLContext:
+        try:
             context = await asyncio.get_running_loop().run_in_executor(aside(), self._make_context, target, alpn)
-            while len(self._contexts) >= MAX_CONTEXTS:
-                self._contexts.pop(next(iter(self._contexts)))
-            self._contexts[key] = context
+        finally:
+            del self._making[key]
+        while len(self._contexts) >= MAX_CONTEXTS:
+            self._contexts.pop(next(iter(self._contexts)))
+        self._contexts[key] = context
         return context
 
     def _make_context(self, target: Target, alpn: tuple[str, ...]) -> ssl.SSLContext:
