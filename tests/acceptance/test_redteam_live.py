@@ -6,6 +6,8 @@ import os
 import pytest
 from conftest import Service
 
+from hatchway.redteam.live import MARKED, MEMORY_MIB
+
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 
 
@@ -27,6 +29,7 @@ ONLY = (
     "G26.aws",
     "E01.path",
     "E10.other-ports",
+    "E13.link-then-file",
 )
 
 
@@ -37,6 +40,7 @@ def test_nothing_of_an_attack_arrives_and_what_is_allowed_does(service: Service)
     with service.client() as hatchway:  # as a run leaves it that is killed
         hatchway.policies.put("redteam-0dead0-secret", {"version": 1}, tier="project")
         hatchway.credentials.put("redteam-0dead0", ["api.test"], value="of-nobody")
+        hatchway.sandboxes.create(memory_mib=MEMORY_MIB, metadata={MARKED: MARKED})
     arguments = ["--only", ",".join(ONLY), "--condition", "source", "--json", "--data-dir", str(service.data_dir)]
     done = service.run("redteam", *arguments, timeout=500)
     *attempts, whole = [json.loads(line) for line in done.stdout.splitlines()]

@@ -27,10 +27,11 @@ from hatchway.redteam.report import counts, lines, named, table
 
 
 def _first_of_each_row() -> list[Attack]:
-    """And the first of each act of the host's."""
+    """And the first of each act of the host's; of those acts in which each attack has a place of its own, that alone."""
     rows: dict[str, Attack] = {}
     for one in ATTACKS:
-        rows.setdefault(f"{one.row} {one.during}" if one.during else one.row, one)
+        alone = bool(one.during) and ACTS[one.during].alone
+        rows.setdefault(one.during if alone else f"{one.row} {one.during}" if one.during else one.row, one)
     return list(rows.values())
 
 

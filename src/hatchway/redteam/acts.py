@@ -4,22 +4,26 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hatchway.client import HatchwayError
+from hatchway.client import HatchwayError, Unavailable
 from hatchway.redteam.attacks import Attack
+from hatchway.redteam.attacks.channel import FLOODS, PACKS, RUNS
+from hatchway.redteam.attacks.floods import FLOOD
 from hatchway.redteam.attacks.meanwhile import DOCUMENTS
 from hatchway.redteam.attempts import BLOCKED, BYPASS, INVALID, Attempt, judge
 from hatchway.redteam.ground import Ground
+from hatchway.redteam.impostors import Host, answers, floods, looks, runs, told
 from hatchway.redteam.looking import beside, in_the_copy, on_this_host
 
 TIMES = 6
 """How often a policy is changed while attempts go on."""
 WITHIN_S = 300.0
 EVERY_S = 0.5
-"""How often is looked whether something holds: to look is a command in the guest, which has to get on meanwhile."""
+"""To look whether something holds is a command in the guest, which has to get on meanwhile."""
 STEP_WITHIN_S = 60.0
 SETTLE_S = 1.0
 """What left is at a server within this time."""
@@ -29,6 +33,10 @@ class Stage(Protocol):
     """A place in which attempts are made, and what the host can do to it."""
 
     ground: Ground
+    every_s: float
+    """How often is looked whether something holds."""
+    settle_s: float
+    """What left is at a server within this time."""
     folders: Sequence[Path]
     """Folders of the service in which no name may have a marker, and in whose logs no line may begin with one."""
 
@@ -86,23 +94,29 @@ class Stage(Protocol):
     def serves(self) -> bool:
         """Whether what is allowed passes; True where nothing is."""
 
+    def beside(self) -> str:
+        """What has become of others, and of what all share, while it goes on; "" when nothing."""
+
+    def host(self) -> Host:
+        """What the host can do with the guest and with another one."""
+
     def close(self) -> bool:
         """Removes it; whether that was possible."""
 
 
-def wait(holds: Callable[[], bool], within: float = WITHIN_S) -> bool:
+def wait(holds: Callable[[], bool], within: float = WITHIN_S, every: float = EVERY_S) -> bool:
     """Looks again and again until something holds; whether it does."""
     ends = time.monotonic() + within
     while not holds():
         if time.monotonic() > ends:
             return False
-        time.sleep(EVERY_S)
+        time.sleep(every)
     return True
 
 
 def _held(stage: Stage, attempts: Sequence[Attempt], step: str = "go") -> None:
     """Waits until all attempts wait for the step, or are over: the latter tell why."""
-    wait(lambda: stage.waiting(step) >= len(attempts))
+    wait(lambda: stage.waiting(step) >= len(attempts), every=stage.every_s)
 
 
 def _simply(what: Callable[[Stage], None]) -> Callable[[Stage, Sequence[Attempt]], None]:
@@ -126,10 +140,10 @@ def _documents(stage: Stage, attempts: Sequence[Attempt]) -> None:
     by_step = {one.attack.id: one for one in attempts}
     for row, step in DOCUMENTS:
         if one := by_step.get(f"{row}.document-{step}"):
-            wait(lambda one=one, step=step: stage.waiting(step) > 0)  # type: ignore[misc]
+            wait(lambda one=one, step=step: stage.waiting(step) > 0, every=stage.every_s)  # type: ignore[misc]
             stage.refuse(step)
             stage.go(step)
-            wait(lambda one=one: one.mark in stage.printed(), STEP_WITHIN_S)  # type: ignore[misc]
+            wait(lambda one=one: one.mark in stage.printed(), STEP_WITHIN_S, stage.every_s)  # type: ignore[misc]
 
 
 def _local(stage: Stage, one: Attempt) -> Path:
@@ -160,6 +174,45 @@ def _copies_in(stage: Stage, attempts: Sequence[Attempt]) -> None:
             os.symlink(stage.ground.honey.parent, local / "folder")
         stage.upload(local, stage.tree(one.mark) + "-in")
     stage.go("first")
+
+
+def _impostor(what: Callable[[Host, Attempt], None]) -> Callable[[Stage, Sequence[Attempt]], str]:
+    """Root takes the agent's place; whether it has is what the host hears of it, since the guest's program cannot be asked any more."""
+
+    def act(stage: Stage, attempts: Sequence[Attempt]) -> str:
+        _held(stage, attempts)
+        if all(one.mark in stage.printed() for one in attempts):
+            return stage.printed()  # over before it began
+        stage.go("go")
+        host = stage.host()
+        for one in attempts:
+            if not answers(host, one):
+                return told(attempts, "nobody spoke in the agent's place")
+            what(host, one)
+        return told(attempts)
+
+    return act
+
+
+def _copies_from_impostor(stage: Stage, attempts: Sequence[Attempt]) -> str:
+    return _impostor(lambda _, one: stage.download(stage.tree(one.mark), _local(stage, one)))(stage, attempts)
+
+
+def _look_after_impostor(stage: Stage, attempts: Sequence[Attempt]) -> None:
+    for one in attempts:
+        looks(stage.host(), one, stage.ground.downloads / one.mark, stage.ground.token)
+
+
+def _flood(stage: Stage, attempts: Sequence[Attempt]) -> None:
+    _held(stage, attempts)
+    stage.go("go")
+    if not wait(lambda: stage.waiting("flooding") >= len(attempts), every=stage.every_s):
+        raise Unavailable("no_flood", "The guest did not come to flood.", "")
+    harm = stage.beside()
+    for one in attempts:
+        if harm:
+            one.where.append(harm)
+    stage.go("over")
 
 
 def _none(_stage: Stage, _attempts: Sequence[Attempt]) -> None:
@@ -203,10 +256,13 @@ def _look_whether_it_serves(stage: Stage, attempts: Sequence[Attempt]) -> None:
 class Act:
     """`meanwhile` is done while the attempts hold, `afterwards` when they are over."""
 
-    meanwhile: Callable[[Stage, Sequence[Attempt]], None]
+    meanwhile: Callable[[Stage, Sequence[Attempt]], str | None]
+    """May return what there is to tell of the attempts, in place of the guest's program."""
     afterwards: Callable[[Stage, Sequence[Attempt]], None] = _none
     at_once: int = 0
     """How many attempts at a time; 0 are all."""
+    alone: bool = False
+    """Each attempt in a place of its own."""
 
 
 ACTS: Mapping[str, Act] = {
@@ -221,14 +277,29 @@ ACTS: Mapping[str, Act] = {
     "base": Act(_none, _look_at_others, at_once=2),
     "copies-out": Act(_copies_out, _look_at_copies),
     "copies-in": Act(_copies_in, _look_beside),
+    RUNS: Act(_impostor(runs), _look_after_impostor, alone=True),
+    FLOODS: Act(_impostor(floods), _look_after_impostor, alone=True),
+    FLOOD: Act(_flood, _look_whether_it_serves, alone=True),
+    PACKS: Act(_copies_from_impostor, _look_after_impostor, alone=True),
 }
 
 
-def perform(name: str, attacks: Sequence[Attack], condition: str, stage_of: Callable[[], Stage]) -> list[Attempt]:
-    """Makes the attempts of one act in one place; those that were none once more, in another."""
-    attempts = _once(ACTS[name], attacks, condition, stage_of)
-    failed = [one.attack for one in attempts if one.verdict == INVALID]
-    again = {one.attack.id: one for one in _once(ACTS[name], failed, condition, stage_of)} if failed else {}
+def perform(
+    name: str, attacks: Sequence[Attack], condition: str, stage_of: Callable[[], Stage], places: int = 1
+) -> list[Attempt]:
+    """Makes the attempts of one act in one place, or each in one of its own, in `places` at a time; those that were none once more."""
+    act = ACTS[name]
+
+    def make(these: Sequence[Attack]) -> list[Attempt]:
+        return _once(act, these, condition, stage_of)
+
+    def make_all(these: Sequence[Attack]) -> list[Attempt]:
+        with ThreadPoolExecutor(places) as pool:
+            together = [[one] for one in these] if act.alone else [these] if these else []
+            return [one for done in pool.map(make, together) for one in done]
+
+    attempts = make_all(attacks)
+    again = {one.attack.id: one for one in make_all([one.attack for one in attempts if one.verdict == INVALID])}
     return [again.get(one.attack.id, one) for one in attempts]
 
 
@@ -240,10 +311,15 @@ def _once(act: Act, attacks: Sequence[Attack], condition: str, stage_of: Callabl
         return _none_of(attempts, error)
     try:
         stage.begin(attempts, act.at_once or len(attempts))
-        act.meanwhile(stage, attempts)
-        wait(lambda: all(one.mark in stage.printed() for one in attempts), WITHIN_S * (3 if act.at_once else 1))
-        time.sleep(SETTLE_S)
-        judge(attempts, stage.printed(), stage.ground.oracle, stage.ground.token)
+        printed = act.meanwhile(stage, attempts)
+        seen = [list(one.where) for one in attempts]
+        if printed is None:
+            over = WITHIN_S * (3 if act.at_once else 1)
+            wait(lambda: all(one.mark in stage.printed() for one in attempts), over, stage.every_s)
+        time.sleep(stage.settle_s)
+        judge(attempts, stage.printed() if printed is None else printed, stage.ground.oracle, stage.ground.token)
+        for one, before in zip(attempts, seen, strict=True):
+            one.where += before
         act.afterwards(stage, attempts)
     except HatchwayError as error:
         _none_of(attempts, error)

@@ -162,6 +162,11 @@ class Ground:
         """Addresses of this host that an attacker may know."""
         return [f"{self.net}.1", "127.0.0.1", *_addresses()[:2]]
 
+    @property
+    def inside(self) -> str:
+        """The namespace of the sites."""
+        return self._inside
+
     def guest_command(self, *argv: str) -> list[str]:
         """A command line that runs in the place of a guest (`naive`)."""
         return ["ip", "netns", "exec", self._guest, *argv]

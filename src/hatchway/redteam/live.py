@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from hatchway.client import Hatchway, HatchwayError, InvalidRequest, Sandbox, Unprocessable
-from hatchway.redteam.acts import wait
+from hatchway.redteam.acts import EVERY_S, SETTLE_S, wait
 from hatchway.redteam.attempts import Attempt, given, guest_program
 from hatchway.redteam.ground import PLACE, Ground
+from hatchway.redteam.live_host import LiveHost
 from hatchway.redteam.marks import new_mark
+from hatchway.redteam.use import Use, disk_mib, memory_mib, neighbours
 
 MEMORY_MIB = 256
+SERVED_WITHIN_S = 60.0
+"""While a guest floods: an emulated client on a busy machine needs ten seconds for a request, with and without a flood."""
 MARKED = "hatchway-redteam"
 """In the metadata of every sandbox of a run."""
 PROGRAM = "/root/attacks.pyz"
@@ -59,9 +63,17 @@ class Service:
         carriers = {pid for role, pid in self.roles().items() if role.partition("-")[0] in CARRIERS}
         return frozenset({Path(f"/proc/{pid}").stat().st_uid for pid in carriers} - {0})
 
+    def use(self) -> Use:
+        """What it takes of this host."""
+        kept = [self.data_dir / name for name in ("audit", "control", "log")]
+        return Use(neighbours(), memory_mib(self.roles().values()), disk_mib(kept))
+
 
 class LiveStage:
     """One sandbox; `policy` is what allows something, and empty where nothing is allowed."""
+
+    every_s = EVERY_S
+    settle_s = SETTLE_S
 
     def __init__(self, hatchway: Hatchway, service: Service, ground: Ground, policy: Mapping[str, Any]) -> None:
         self.ground = ground
@@ -72,6 +84,8 @@ class LiveStage:
         self._sandbox = self._new()
         self._source: Sandbox | None = None
         self._quiet: Sandbox | None = None
+        self._host: LiveHost | None = None
+        self._before = service.use()
 
     def _new(self, policy: Mapping[str, Any] | None = None) -> Sandbox:
         wanted = self._policy if policy is None else policy
@@ -216,8 +230,22 @@ class LiveStage:
             other.run(command, timeout=60)
         return bool(self.ground.oracle.where(mark))
 
+    def beside(self) -> str:
+        """Whether another sandbox gets what is allowed; and what the service takes of this host."""
+        if not wait(self.serves, SERVED_WITHIN_S):
+            return "another sandbox is not served"
+        return self._before.grown(self._service.use())
+
+    def host(self) -> LiveHost:
+        """This service."""
+        if self._host is None:
+            self._host = LiveHost(self._hatchway, self._service, self._sandbox, self._new(NOTHING))
+        return self._host
+
     def close(self) -> bool:
         """Deletes all; what attacked has to go, too."""
+        if self._host is not None:
+            self._host.close()
         removed = True
         for one in (self._sandbox, self._source, self._quiet):
             if one is not None:

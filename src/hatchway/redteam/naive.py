@@ -17,13 +17,23 @@ from pathlib import Path
 
 from hatchway.redteam.acts import ACTS, perform
 from hatchway.redteam.attacks import Attack
+from hatchway.redteam.attacks.channel import IMPOSTORS
+from hatchway.redteam.attacks.floods import FLOOD
 from hatchway.redteam.attempts import BYPASS, Attempt, given, guest_program, judge
 from hatchway.redteam.ground import Ground, standing
+from hatchway.redteam.naive_end import NEIGHBOUR
+from hatchway.redteam.naive_gateway import NaiveGateway
+from hatchway.redteam.naive_host import NaiveHost
+from hatchway.redteam.use import Use, neighbours
 
-AT_A_TIME = 40
+AT_A_TIME = 80
+AT_ONCE = 16
+"""Attempts in the place of a guest at the same time: each of them mostly waits for answers."""
 BATCH_WITHIN_S = 400
 SETTLE_S = 0.3
 NAIVE = "naive"
+PLACES = 4
+"""How many impostors are at work at a time."""
 _numbers = itertools.count()
 
 
@@ -43,7 +53,7 @@ def prove(attacks: Sequence[Attack], progress: Callable[[str], None]) -> list[At
         for act in ACTS:
             if these := [one for one in attacks if one.during == act]:
                 progress(f"{act}, {len(these)}")
-                done += perform(act, these, NAIVE, lambda: NaiveStage(ground))
+                done += perform(act, these, NAIVE, lambda: NaiveStage(ground), 1 if act == FLOOD else PLACES)
     return done
 
 
@@ -55,7 +65,7 @@ def _batch(ground: Ground, attacks: Sequence[Attack]) -> list[Attempt]:
     attempts = [Attempt(one, NAIVE) for one in attacks]
     program = subprocess.run(
         ground.guest_command(sys.executable, "-I", str(_program(ground))),
-        input=given(ground.facts(), attempts),
+        input=given(ground.facts(), attempts, at_once=AT_ONCE),
         capture_output=True,
         check=False,
         timeout=BATCH_WITHIN_S,
@@ -75,6 +85,9 @@ def _batch(ground: Ground, attacks: Sequence[Attack]) -> list[Attempt]:
 class NaiveStage:
     """A process in the place of a guest, and a host that guards nothing."""
 
+    every_s = 0.05
+    settle_s = SETTLE_S
+
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
         self._folder = ground.folder / f"stage-{next(_numbers)}"
@@ -82,10 +95,20 @@ class NaiveStage:
         self._place.mkdir(parents=True)
         self.folders: Sequence[Path] = [self._folder / "service"]
         self._process: subprocess.Popen[bytes] | None = None
+        self._host: NaiveHost | None = None
+        self._first = ""
+        self._gateway: NaiveGateway | None = None
+        self._before = Use(neighbours())
 
     def begin(self, attempts: Sequence[Attempt], at_once: int) -> None:
         """Starts the program."""
         facts = {**self.ground.facts(), "place": str(self._place)}
+        if any(one.attack.during in IMPOSTORS for one in attempts):
+            self._host = NaiveHost(self._folder)
+            facts["channel"] = str(self._host.channel)
+        if any(one.attack.during == FLOOD for one in attempts):
+            self._gateway = NaiveGateway(self.ground.inside)
+            facts["flooded"] = self._gateway.port
         (self._place / "given").write_bytes(given(facts, attempts, at_once=at_once))
         with (self._place / "given").open("rb") as source, (self._place / "told").open("wb") as told:
             self._process = subprocess.Popen(
@@ -131,7 +154,10 @@ class NaiveStage:
         return str(self._place / f"tree-{mark}")
 
     def download(self, remote: str, local: Path) -> None:
-        """Links are followed where they stand."""
+        """Links are followed where they stand; what an agent packs is unpacked as it says."""
+        if self._host is not None:
+            self._host.ask(copy=remote, to=str(local))
+            return
         _copied(Path(remote), local)
 
     def upload(self, local: Path, remote: str) -> None:
@@ -150,8 +176,47 @@ class NaiveStage:
         """All is served."""
         return True
 
+    def beside(self) -> str:
+        """Whether its gateway serves anybody else, and what the link does to all."""
+        if self._gateway is not None and not self._gateway.serves():
+            return "another guest is not served"
+        return self._before.grown(Use(neighbours()))
+
+    def host(self) -> "NaiveStage":
+        """It is its own host."""
+        return self
+
+    def command(self, *argv: str) -> str:
+        """One at a time, as its end does it."""
+        answer = self._host and self._host.ask(run=list(argv))
+        if not answer:
+            return ""
+        self._first = self._first or str(answer["key"])
+        return str(answer["kept"])
+
+    def neighbours_command(self) -> str:
+        """Its end has one."""
+        return NEIGHBOUR
+
+    def kept_of_first(self) -> str:
+        """As its end has it."""
+        return str(self._host and self._host.ask(kept=self._first))
+
+    def kept_of_neighbour(self) -> str:
+        """As its end has it."""
+        return str(self._host and self._host.ask(kept=NEIGHBOUR))
+
+    def harm(self) -> str:
+        """Whether its end does anything at all any more."""
+        served = self._host is not None and self._host.ask() is not None
+        return "" if served else "the host's end: another sandbox is not served"
+
     def close(self) -> bool:
         """Ends the process that it started, and those of it."""
+        if self._host is not None:
+            self._host.close()
+        if self._gateway is not None:
+            self._gateway.close()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, 9)

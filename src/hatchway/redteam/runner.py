@@ -11,6 +11,8 @@ from hatchway.client import Hatchway, HatchwayError, Sandbox
 from hatchway.redteam.acts import ACTS, SETTLE_S, perform
 from hatchway.redteam.attacks import Attack
 from hatchway.redteam.attacks.attack import BLOCKED, CONDITIONS
+from hatchway.redteam.attacks.channel import FLOODS
+from hatchway.redteam.attacks.floods import FLOOD
 from hatchway.redteam.attempts import BYPASS, INVALID, Attempt, given, guest_program, judge
 from hatchway.redteam.ground import Ground, standing
 from hatchway.redteam.live import MARKED, MEMORY_MIB, PROGRAM, LiveStage, Service
@@ -18,6 +20,8 @@ from hatchway.redteam.marks import new_mark
 
 AT_A_TIME = 60
 BATCH_WITHIN_S = 600.0
+PLACES = 3
+"""How many sandboxes at a time of attacks that have one each. Most of the time is waiting; while one floods, it is alone."""
 
 _ALLOWED = Attack(
     "C00.allowed",
@@ -134,7 +138,7 @@ class _Condition:
         for act in ACTS:
             if these := [one for one in attacks if one.during == act]:
                 self._progress(f"{self._condition}: {act}, {len(these)}")
-                done += perform(act, these, self._condition, self._stage)
+                done += perform(act, these, self._condition, self._stage, 1 if act in (FLOOD, FLOODS) else PLACES)
         if self._condition != BLOCKED:
             done.append(self._kept())
         return done

@@ -5,8 +5,10 @@ In a script, M is the attempt's marker and B the same as octets: it stands where
 """
 
 from hatchway.redteam.attacks import (
+    channel,
     copies,
     escape,
+    floods,
     gateway,
     http,
     http2,
@@ -31,6 +33,8 @@ ATTACKS: tuple[Attack, ...] = (
     *escape.ATTACKS,
     *meanwhile.ATTACKS,
     *copies.ATTACKS,
+    *channel.ATTACKS,
+    *floods.ATTACKS,
 )
 
 

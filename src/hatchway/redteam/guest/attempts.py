@@ -12,11 +12,12 @@ import signal
 import socket
 import ssl
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import machine, meanwhile, network
+from . import floods, frames, impostor, machine, meanwhile, network
 from .notes import facts, held, said, tried
 
 AT_ONCE = 6
@@ -26,8 +27,8 @@ CANNOT = {errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, 
 
 def _words() -> dict[str, Any]:
     """What a script may call."""
-    found: dict[str, Any] = {"re": re}
-    for module in (network, machine, meanwhile):
+    found: dict[str, Any] = {"re": re, "tarfile": tarfile, "frames": frames}
+    for module in (network, machine, meanwhile, impostor, floods):
         found.update(vars(module))
     return found
 
