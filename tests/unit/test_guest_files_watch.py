@@ -2,13 +2,17 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.guest_files import Files, Run, built, files, home, needs_root, nobody, quick, until
+
+FUSE = Path(__file__).parents[1] / "support" / "own_fuse.py"
 
 __all__ = ["built", "files", "home", "nobody", "quick"]
 
@@ -62,6 +66,20 @@ def test_moves_across_the_border_are_comings_and_goings(files: Files) -> None:
         until_event(run, "create", home / "in" / "f")
         (home / "in" / "f").rename(home / "f")
         until_event(run, "remove", home / "in" / "f")
+
+
+@needs_root
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="there is no FUSE here")
+def test_a_file_system_that_others_may_change_is_watched_only_where_that_is_wanted(files: Files) -> None:
+    mounted = files.home / "mounted"
+    mounted.mkdir()
+    within = ["unshare", "--mount", "--propagation", "private", sys.executable, str(FUSE), str(mounted)]
+    inside = replace(files, wrapper=within)
+    assert inside.fails("watch", path="mounted", local=1) == "EREMOTE"
+    with watching(inside, "mounted", local=0):
+        pass
+    with watching(files, "mounted", local=1):
+        pass
 
 
 def test_folders_that_come_are_watched_and_renamed_ones_keep_their_paths_right(files: Files) -> None:
