@@ -133,7 +133,7 @@ def test_a_deadline_kills_the_leader_alone(agent: Agent, folder: str) -> None:
 
 
 def test_the_end_waits_for_who_holds_the_output(agent: Agent) -> None:
-    done = agent.run("(sleep 3; echo late) & echo now")
+    done = agent.run("(sleep 1; echo late) & echo now")
     assert done.output() == "now\nlate\n"
     assert done.end["exitCode"] == 0
 
@@ -165,12 +165,12 @@ def test_a_client_that_leaves_ends_nothing_and_others_see_what_follows(agent: Ag
 
 
 def test_a_stalled_reader_holds_up_nobody(agent: Agent) -> None:
-    with agent.start("yes | head -c 30000000; echo done >&2") as stalled:
+    with agent.start("yes | head -c 12000000; echo done >&2") as stalled:
         pid = stalled.next()["event"]["start"]["pid"]
         with agent.stream(Connect, {"process": {"pid": pid}}) as reader:
             assert reader.rest()[-1]["event"]["end"]["exitCode"] == 0
         size = sum(len(base64.b64decode(message["event"].get("data", {}).get("stdout", ""))) for message in stalled)
-        assert size == 30_000_000
+        assert size == 12_000_000
 
 
 def test_input_until_its_end(agent: Agent) -> None:
@@ -262,7 +262,7 @@ def test_who_is_not_there(agent: Agent) -> None:
 
 
 def test_a_silent_stream_says_that_it_lives(agent: Agent) -> None:
-    with agent.stream("process.Process/Start", started("sleep 3"), headers={"Keepalive-Ping-Interval": "1"}) as stream:
+    with agent.stream("process.Process/Start", started("sleep 2"), headers={"Keepalive-Ping-Interval": "1"}) as stream:
         assert {"event": {"keepalive": {}}} in stream.rest()
 
 

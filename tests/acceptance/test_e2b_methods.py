@@ -50,7 +50,8 @@ def use(
                 used = _run(service, name)
                 git.write_text(json.dumps(used["git"]))
                 return used
-            running[NEWEST].result()
+            outcome = running[NEWEST].result()["results"]["Git.init"]
+            assert outcome == "ok", f"git with the newest SDK, whose answers are needed here: {outcome}"
             return _run(service, name, {"GIT_TOLD": str(git), **({} if NEWEST in name else {"ROUNDS": "1"})})
 
         def give(name: str) -> Used:
