@@ -288,6 +288,7 @@ class PlayedDriver:
             reached("vm", "awaited")
             await asyncio.to_thread(self.verify, folder, spec)
             await asyncio.to_thread(captures.filled, folder, disk)
+            await asyncio.to_thread(captures.recorded, disk)
             write_memory(vm.agent_socket, read_kept_memory(folder))
         except BaseException:
             await vm.close()

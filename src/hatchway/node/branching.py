@@ -15,6 +15,7 @@ from pathlib import Path
 from hatchway.domain.errors import HatchwayError
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import State, Verb
+from hatchway.node import record as records
 from hatchway.node import suspension
 from hatchway.node.creation import bring_up, cause_of
 from hatchway.node.faults import explained
@@ -147,6 +148,7 @@ async def revive(
     there yet. `grow_from` as with `Sandbox.bring_up`. Raises as `Sandbox.create`.
     """
     phases = Phases()
+    saving: asyncio.Future[None] | None = None
     greeting = Greeting(sandbox.setup(anew=True), fresh=True, within=RESTORE_WITHIN_S, complete=sandbox.open_way_out)
     try:
         async with sandbox.context.starts.turn():
@@ -156,11 +158,15 @@ async def revive(
             )
             sandbox.take(vm)
             phases.done("load")
+            # As with a creation: its disk is durable, and with this that there is a sandbox.
+            saving = asyncio.ensure_future(asyncio.to_thread(records.flush, sandbox.folder))
             await vm.resume()
             # While its agent comes to itself: nothing that the processes in it write is taken before `bring_up` ends.
             await sandbox.context.sessions.branch(sandbox.record.sandbox_id, sandbox.record.project, standing())
-            await bring_up(sandbox, vm, phases, greeting, grow_from=grow_from, thaw=True)
+            await bring_up(sandbox, vm, phases, greeting, grow_from=grow_from, thaw=True, saving=saving)
     except BaseException as error:
+        if saving is not None:
+            await asyncio.gather(saving, return_exceptions=True)
         await greeting.give_up()
         cause = await cause_of(sandbox, error)
         await sandbox.clear_vm()

@@ -216,8 +216,8 @@ def copy_disk(source: Path, target: Path, *, durable: bool = False) -> disks.Dis
 def stand_in(source: Path, target: Path) -> disks.Disk:
     """Gives `target` a disk like that of `source` whose topmost layer is empty, for a VMM that is started before that one can be copied.
 
-    A VMM that waits for a machine reads the layers anew when it has it: until then `filled` may change them. Without that `target` has
-    no disk. Raises `VmmError`, `OSError`.
+    A VMM that waits for a machine reads the layers anew when it has it: until then `filled` may change them. Before `recorded` `target`
+    has no disk. Raises `VmmError`, `OSError`.
     """
     disk = _link_lower(source, target)
     below = disk.layers[-2]
@@ -227,12 +227,21 @@ def stand_in(source: Path, target: Path) -> disks.Disk:
 
 
 def filled(source: Path, disk: disks.Disk) -> None:
-    """Makes of a `stand_in` the disk that is in `source` now. Raises `VmmError`, `OSError`."""
+    """Gives a `stand_in` what the disk in `source` has now. Raises `VmmError`, `OSError`."""
     known = disks.load(source)
     if known is None or known.layers != disk.layers:
         raise VmmError(f"The disk in {source} is not the one that was expected.")
     disks.fill(known.top, disk.top)
-    replace_file(disk.folder / disks.RECORD, msgspec.json.encode(disk.layers), durable=False)
+
+
+def recorded(disk: disks.Disk) -> None:
+    """Makes a disk that was `filled` one that is found after a crash of the host: what is recorded is there. Raises `OSError`."""
+    fd = os.open(disk.top, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    replace_file(disk.folder / disks.RECORD, msgspec.json.encode(disk.layers))
 
 
 def _link_lower(source: Path, target: Path) -> disks.Disk:

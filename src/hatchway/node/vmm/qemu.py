@@ -264,14 +264,23 @@ class QemuDriver:
             if launched is not None:
                 launched(vm)
             await asyncio.shield(whole)
-            with Descriptors() as own:
-                if new:
-                    await asyncio.to_thread(captures.filled, folder, disk)
-                diff = None
-                if not shared:
-                    diff = os.open(folder / captures.DIFF, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                    own.add(0, diff)
-                await self._loaded(vm, f"capture {folder.name}", diff)
+            recorded = None
+            if new:
+                await asyncio.to_thread(captures.filled, folder, disk)
+                # Flushed while the machine is loaded, which takes longer.
+                recorded = asyncio.ensure_future(asyncio.to_thread(captures.recorded, disk))
+            try:
+                with Descriptors() as own:
+                    diff = None
+                    if not shared:
+                        diff = os.open(folder / captures.DIFF, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                        own.add(0, diff)
+                    await self._loaded(vm, f"capture {folder.name}", diff)
+            finally:
+                if recorded is not None:
+                    await asyncio.wait([recorded])
+            if recorded is not None:
+                recorded.result()
         return vm
 
     def _prepare_revive(
