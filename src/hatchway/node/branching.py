@@ -213,7 +213,18 @@ async def fork(source: Sandbox, branches: Sequence[Sandbox], folder: Path) -> fl
 
 
 async def _take(source: Sandbox, place: Path, clocks: list[asyncio.Task[None]], *, merged: bool) -> Capture:
-    taken = await _capture(source, place, clocks, durable=False)
+    if not merged or source.record.state == State.SUSPENDED:
+        taken = await _capture(source, place, clocks, durable=False)
+    else:
+        # The base is most of it, and does not change: it is copied while the source is captured.
+        copied = asyncio.ensure_future(asyncio.to_thread(captures.begin_merged, source.folder, place))
+        try:
+            taken = await _capture(source, place, clocks, durable=False)
+        finally:
+            await asyncio.wait([copied])
+            failed = copied.exception()
+        if failed is not None:
+            raise failed
     if merged:
         # Once for all; nothing of it is needed after a crash.
         await asyncio.to_thread(captures.merged_memory, place, durable=False)

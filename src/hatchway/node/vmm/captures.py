@@ -32,6 +32,7 @@ STATE = "state"
 RECORD = "capture.json"
 MERGED = "memory-merged"
 """Base and changes in one file, made where a VMM can only load whole memory, once for all that are revived from the capture."""
+_COPIED = ".memory-copied"
 _MAGIC = b"HWCAP1\0\0"
 _HEAD = struct.Struct("<8sQQQ")
 _RUN = struct.Struct("<QQ")
@@ -114,6 +115,12 @@ def no_changes(size: int) -> bytes:
     return _HEAD.pack(_MAGIC, os.sysconf("SC_PAGE_SIZE"), size, 0)
 
 
+def begin_merged(sandbox: Path, folder: Path) -> None:
+    """Copies the base that a capture of the machine in `sandbox` will have, so that `merged_memory` has the changes to write only. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    disks.copy_sparse(sandbox / BASE, folder / _COPIED, durable=False)
+
+
 def merged_memory(folder: Path, *, durable: bool = True) -> Path:
     """Returns a file with the whole memory of a capture: its base, or, where there are changes, a read-only copy that has them.
 
@@ -132,7 +139,10 @@ def merged_memory(folder: Path, *, durable: bool = True) -> Path:
         temporary = folder / f".{MERGED}.{threading.get_ident()}"
         temporary.unlink(missing_ok=True)
         try:
-            disks.copy_sparse(base, temporary, durable=False)
+            try:
+                os.rename(folder / _COPIED, temporary)
+            except FileNotFoundError:
+                disks.copy_sparse(base, temporary, durable=False)
             os.chmod(temporary, 0o600)
             with temporary.open("r+b") as target:
                 for first, pages in runs:
