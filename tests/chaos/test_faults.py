@@ -5,6 +5,7 @@ The points are those that the verb was seen to pass (`hatchway.wire.fault_points
 
 import asyncio
 import errno
+import json
 import os
 import re
 import shutil
@@ -108,6 +109,7 @@ async def _with_archive(acts: Acts, box: Box) -> None:
         answer = await acts.api.post(f"/v1/snapshots/{box.head}/export", {})
         assert answer.body["export"]["state"] == "ready", answer
         (_folder(acts) / "exports" / f"{answer.body['export']['id']}.archive").rename(archive)
+        archive.with_suffix(".content").write_text(json.dumps([box.memory, box.disk]))
 
 
 async def _import(acts: Acts, box: Box) -> None:
@@ -125,10 +127,11 @@ async def _import(acts: Acts, box: Box) -> None:
         spool.remove(upload)
         return
     kept = answer.body["snapshot"]["id"]
-    acts.model.kept[kept] = Kept(kept, box.id, SnapshotKind.FULL, box.memory, box.disk)
+    memory, disk = json.loads((_folder(acts) / "one.content").read_text())  # the sandbox has gone on since
+    acts.model.kept[kept] = Kept(kept, box.id, SnapshotKind.FULL, memory, disk)
     assert spool.find(upload) is None, "what was taken in is not kept twice"
     folder = _folder(acts) / "snapshots" / kept
-    assert (read_kept_memory(folder), read_disk(folder)) == (box.memory, box.disk)
+    assert (read_kept_memory(folder), read_disk(folder)) == (memory, disk)
 
 
 async def _with_archive_of_a_sandbox(acts: Acts, box: Box) -> None:
