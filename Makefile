@@ -41,7 +41,7 @@ format: venv ## Puts the code in form.
 	$(VENV)/bin/ruff format src tests examples scripts
 
 test: setup test-system ## Style, types and layers, then all tests, with all the set-up that they need.
-	@scripts/compile-tests & $(MAKE) --no-print-directory lint && wait
+	@scripts/prepare-tests & $(MAKE) --no-print-directory lint && wait
 	@scripts/run-tests
 
 bench: setup ## Measures against the bare floor of this machine.
