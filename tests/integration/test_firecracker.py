@@ -29,6 +29,7 @@ from hatchway.node.vmm.seam import (
     Vm,
     VmmDied,
     VmmError,
+    VmmTimeout,
     VmSpec,
     WrongGeneration,
 )
@@ -337,7 +338,9 @@ async def test_a_damaged_snapshot_is_refused_and_leaves_nothing(
     if honest:  # its manifest says so, and only Firecracker can find out
         manifest.update(state_sha256=hashlib.sha256(state).hexdigest(), state_size=len(state))
     folder = other_bake(baked, tmp_path / "damaged", {"state": state, "manifest.json": json.dumps(manifest).encode()})
-    with pytest.raises(SnapshotMismatch, match="could not load" if honest else "damaged"):
+    # Firecracker has been seen to say neither yes nor no to half a state that its manifest vouches for: then it is given up, and ended.
+    refusals = (SnapshotMismatch, VmmTimeout) if honest else SnapshotMismatch
+    with pytest.raises(refusals, match="could not load|did not answer" if honest else "damaged"):
         await stand.driver.restore(replace(baked, folder=folder), stand.spec())
     assert await stand.left() == []
 
