@@ -20,7 +20,7 @@ from tests.support.played_node import BUSY, read_disk, read_kept_memory
 from tests.support.played_world import ROLES, PlayedWorld
 
 from hatchway.chaos.acts import Acts
-from hatchway.chaos.api import Api
+from hatchway.chaos.api import Answer, Api
 from hatchway.chaos.model import Box, Divergence, Kept
 from hatchway.domain.ids import new_id
 from hatchway.domain.lifecycle import SnapshotKind, State, Verb
@@ -112,16 +112,22 @@ async def _with_archive(acts: Acts, box: Box) -> None:
         archive.with_suffix(".content").write_text(json.dumps([box.memory, box.disk]))
 
 
-async def _import(acts: Acts, box: Box) -> None:
-    """Puts it where uploads lie, as the data plane does, and has a snapshot made of it."""
+async def _imported(acts: Acts, archive: str) -> tuple[Spool, str, Answer]:
+    """Puts an archive where uploads lie, as the data plane does, and has it imported; returns where it lay, and what was answered."""
     spool, upload = Spool(_folder(acts) / "uploads"), new_id()
-    shutil.copy(_folder(acts) / "one.archive", spool.path(upload))
+    shutil.copy(_folder(acts) / archive, spool.path(upload))
     spool.put(upload, Entry(project="default", expires_at=time.time() + 3600))
     answer = await acts.api.post("/v1/imports", {"upload": upload})
     while answer.status in (404, 503):  # its node is away
         await asyncio.sleep(0.05)
         answer = await acts.api.post("/v1/imports", {"upload": upload})
     acts.note(f"import: {answer.status} {answer.code}")
+    return spool, upload, answer
+
+
+async def _import(acts: Acts, box: Box) -> None:
+    """Has a snapshot made of the archive."""
+    spool, upload, answer = await _imported(acts, "one.archive")
     if await acts.succeeded(answer, None, None) is None:
         await acts.remove_failed_snapshots()
         spool.remove(upload)
@@ -146,14 +152,7 @@ async def _with_archive_of_a_sandbox(acts: Acts, box: Box) -> None:
 
 async def _import_sandbox(acts: Acts, box: Box) -> None:
     """Has a sandbox made of it, which is then as good as its source."""
-    spool, upload = Spool(_folder(acts) / "uploads"), new_id()
-    shutil.copy(_folder(acts) / "sandbox.archive", spool.path(upload))
-    spool.put(upload, Entry(project="default", expires_at=time.time() + 3600))
-    answer = await acts.api.post("/v1/imports", {"upload": upload})
-    while answer.status in (404, 503):  # its node is away
-        await asyncio.sleep(0.05)
-        answer = await acts.api.post("/v1/imports", {"upload": upload})
-    acts.note(f"import: {answer.status} {answer.code}")
+    spool, upload, answer = await _imported(acts, "sandbox.archive")
     operation = await acts.succeeded(answer, None, None)
     made = acts.model.created(answer.body["sandbox"]["id"], None)
     if operation is None:

@@ -187,7 +187,9 @@ async def test_a_host_that_crashes_right_after_a_creation_finds_what_was_durable
     node.launcher.machines.clear()
     await node.restart()
     assert node.sandboxes.get(spec.sandbox_id).observed().state == state
-    assert (await node.sandboxes.create(spec)).state == "running"  # as the operation does that had not ended
+    # As the operation does that had not ended: anew, and not from a disk on which that guest may have written.
+    assert (await node.sandboxes.create(spec)).state == "running"
+    assert not (folder / disks.RECORD).exists()
 
 
 async def test_a_record_that_cannot_be_read_keeps_no_other_sandbox_from_being_found(node: Node) -> None:

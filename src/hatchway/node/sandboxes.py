@@ -140,9 +140,11 @@ class Sandboxes:
         sandbox = self._sandboxes.get(spec.sandbox_id)
         while sandbox is not None:
             self.get(spec.sandbox_id, spec.generation)
-            if not (sandbox.record.state == State.FAILED and sandbox.record.boot_id is None):
+            if sandbox.record.state not in (State.FAILED, State.STOPPED) or sandbox.record.boot_id is not None:
                 break
-            await sandbox.delete()  # it never was: nothing of it can be kept
+            # It never was, for anybody: nothing of it can be kept. Its disk least, on which a guest may have written what the memory
+            # of a baked one knows nothing of.
+            await sandbox.delete()
             sandbox = self._sandboxes.get(spec.sandbox_id)  # another one who asked may have begun it anew
         if sandbox is None:
             self._admit(spec)

@@ -5,6 +5,7 @@ The control socket may break without the VM ending (our own process restarted, a
 
 import asyncio
 import base64
+import contextlib
 import logging
 import secrets
 from collections.abc import Sequence
@@ -144,21 +145,25 @@ class QemuVm(ShimVm):
         # A number that nobody has: what was left of a save that nobody lived to end must not be written to.
         fdset = FIRST_FDSET + secrets.randbelow(2**30)
         # Nothing runs in the machine, so that its memory and its devices can be written at once.
-        saving = asyncio.ensure_future(
-            self.run(
-                command("add-fd", fdset_id=fdset, opaque="state"),
-                # live=true aborts QEMU 7.2 at the second save of a stopped machine.
-                command("xen-save-devices-state", filename=f"/dev/fdset/{fdset}", live=False),
-                command("remove-fd", fdset_id=fdset),
-                within=SAVE_WITHIN_S,
-                fds=[state],
-            )
-        )
+        saving = asyncio.ensure_future(self._save_devices(fdset, state))
         try:
             await self.connected_shim().capture(qemu_args.MEMORY_FD, diff)
         finally:
             await asyncio.wait([saving])
         saving.result()
+
+    async def _save_devices(self, fdset: int, state: int) -> None:
+        remove = command("remove-fd", fdset_id=fdset)
+        # live=true aborts QEMU 7.2 at the second save of a stopped machine.
+        save = command("xen-save-devices-state", filename=f"/dev/fdset/{fdset}", live=False)
+        try:
+            await self.run(
+                command("add-fd", fdset_id=fdset, opaque="state"), save, remove, within=SAVE_WITHIN_S, fds=[state]
+            )
+        except VmmError:
+            with contextlib.suppress(VmmError):  # where the save itself failed, the monitor still has the descriptor
+                await self.run(remove)
+            raise
 
     async def status(self) -> str:
         """QEMU's own word for the run state: `running`, `paused`, `inmigrate`…"""
